@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cell.h - one execution: a piece of code on some ranks of a group.
+ *
+ * Its events are in the group's output; `done` is always the last of them and comes exactly once,
+ * when every participating rank has finished it or is dead.
+ */
+#ifndef DDIPD_CELL_H
+#define DDIPD_CELL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "group.h"
+
+enum cell_status { CELL_NONE, CELL_OK, CELL_ERROR, CELL_INTERRUPTED, CELL_LOST };
+
+struct cell_rank {
+    bool takes_part;
+    enum cell_status status; /* CELL_NONE: not done yet */
+    double duration_s;
+};
+
+struct cell {
+    TAILQ_ENTRY(cell) link;
+    struct job job;
+    struct group *group;
+    uint32_t number;
+    uid_t uid;
+    char *code;
+    bool silent;
+    int store_history;                 /* -1: not said */
+    double timeout_s;                  /* 0: none */
+    double created, started, finished; /* 0: not yet */
+    uint64_t first_seq;
+    enum cell_status status; /* CELL_NONE: not done yet */
+    struct cell_rank *ranks; /* group->spec.ranks of them */
+    bool closing;
+    uv_timer_t timer;
+};
+
+struct cell_spec {
+    const char *code;
+    size_t code_len;
+    const bool *ranks; /* NULL: all */
+    bool silent;
+    int store_history;
+    double timeout_s;
+    uid_t uid;
+};
+
+const char *cell_status_name(enum cell_status s); /* NULL for CELL_NONE */
+const char *cell_state_name(const struct cell *c);
+
+/* Accepts a cell: journals it and queues it. NULL: *err says why not. Never runs anything before it
+ * has returned to the loop. */
+struct cell *cell_new(struct group *g, const struct cell_spec *spec,
+                      struct err *err) ERR_MUST_CHECK;
+struct cell *cell_find(struct group *g, uint32_t number);
+void cell_close(struct cell *c); /* forgets the record */
+
+/* A rank has reported FRAME_DONE for cell `number`. */
+void cell_rank_done(struct group *g, struct rank *r, uint32_t number, const json *report);
+void cell_interrupt(struct cell *c);
+
+#endif

@@ -1,0 +1,555 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * group.c - one group: its ranks, its state, and the queue of what they are to do.
+ *
+ * Every change of state goes through group_set_state, which knows the legal ones. Callbacks of
+ * workers arrive here and are passed on; what follows from them (a job ends, the next starts, a
+ * waiter is answered) happens within the same call, so a group's struct must not be freed there:
+ * group_free_if_done runs only from the closing of its timers.
+ */
+#include "group.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#include "cell.h"
+#include "config.h"
+#include "log.h"
+#include "pool.h"
+#include "rank.h"
+#include "request.h"
+#include "start.h"
+
+#define GROUP_EXIT_MS 3000 /* from "leave now" to SIGKILL */
+
+static const struct worker_events group_store_events;
+static void group_on_next(uv_timer_t *timer);
+static void group_on_late(uv_timer_t *timer);
+static void group_finish_stop(struct group *g);
+
+static const char *const group_state_names[] = {
+    [GROUP_STARTING] = "starting", [GROUP_READY] = "ready",       [GROUP_DEGRADED] = "degraded",
+    [GROUP_FAILED] = "failed",     [GROUP_STOPPING] = "stopping",
+};
+
+static const bool group_transitions[][5] = {
+    [GROUP_STARTING] = {[GROUP_READY] = true,
+                        [GROUP_DEGRADED] = true,
+                        [GROUP_FAILED] = true,
+                        [GROUP_STOPPING] = true},
+    [GROUP_READY] = {[GROUP_STARTING] = true, [GROUP_DEGRADED] = true, [GROUP_STOPPING] = true},
+    [GROUP_DEGRADED] = {[GROUP_STARTING] = true, [GROUP_STOPPING] = true},
+    [GROUP_FAILED] = {[GROUP_STOPPING] = true},
+    [GROUP_STOPPING] = {false},
+};
+
+const char *group_state_name(const struct group *g)
+{
+    return g->state == GROUP_READY && g->running ? "busy" : group_state_names[g->state];
+}
+
+/* --- events and state
+ * ----------------------------------------------------------------------------*/
+
+void group_event(struct group *g, uint32_t cell, int rank, const struct buf *members)
+{
+    output_add(g->output, (struct output_origin){.cell = cell, .rank = rank},
+               (const char *)members->data, members->len);
+}
+
+int group_commit(struct group *g)
+{
+    struct err err = ERR_INIT;
+    int rc = output_commit(g->output, &err);
+    if (rc < 0)
+        log_error("group=%s: %s", g->spec.name, err.msg);
+    return rc;
+}
+
+static void group_set_state(struct group *g, enum group_state state, const char *why)
+{
+    if (!group_transitions[g->state][state]) {
+        log_error("group=%s: illegal step from %s to %s", g->spec.name, group_state_names[g->state],
+                  group_state_names[state]);
+        return;
+    }
+    log_info("group=%s: %s -> %s%s%s", g->spec.name, group_state_names[g->state],
+             group_state_names[state], why ? ": " : "", why ? why : "");
+    g->state = state;
+    struct buf members = BUF_INIT;
+    struct jw w = JW_INIT(&members);
+    jw_string(&w, "type", "status");
+    jw_string(&w, "execution_state", group_state_names[state]);
+    jw_int(&w, "generation", g->generation);
+    if (why)
+        jw_string(&w, "reason", why);
+    group_event(g, OUTPUT_NO_CELL, OUTPUT_NO_RANK, &members);
+    buf_deinit(&members);
+    group_commit(g);
+}
+
+void group_wait(struct group *g, struct group_wait *w)
+{
+    TAILQ_INSERT_TAIL(&g->waits, w, link);
+}
+
+void group_unwait(struct group *g, struct group_wait *w)
+{
+    TAILQ_REMOVE(&g->waits, w, link);
+}
+
+static void group_tell(struct group *g, bool gone, const struct err *err)
+{
+    struct group_wait *w, *next;
+    for (w = TAILQ_FIRST(&g->waits); w; w = next) {
+        next = TAILQ_NEXT(w, link);
+        if (w->for_gone == gone) {
+            TAILQ_REMOVE(&g->waits, w, link);
+            w->done(w->ctx, g, err);
+        }
+    }
+}
+
+/* --- jobs
+ * ----------------------------------------------------------------------------------------*/
+
+int group_check_ready(const struct group *g, struct err *err)
+{
+    if (g->state == GROUP_READY || g->state == GROUP_STARTING)
+        return 0;
+    err_set(err, ERR_CONFLICT, "the group %s is %s%s%s", g->spec.name, group_state_names[g->state],
+            g->reason.msg[0] ? ": " : "", g->reason.msg);
+    if (g->state == GROUP_DEGRADED)
+        err_hint(err, "POST /v1/groups/%s/restart starts it again", g->spec.name);
+    else if (g->state == GROUP_FAILED)
+        err_hint(err, "DELETE /v1/groups/%s and create it again", g->spec.name);
+    return -1;
+}
+
+int group_enqueue(struct group *g, struct job *job, struct err *err)
+{
+    if (group_check_ready(g, err) < 0)
+        return -1;
+    if (g->queue_len >= g->pool->config->queue_limit) {
+        err_set(err, ERR_UNAVAILABLE, "the group %s already has %zu cells and requests waiting",
+                g->spec.name, g->queue_len);
+        return err_hint(err, "wait for some to finish, or interrupt");
+    }
+    TAILQ_INSERT_TAIL(&g->queue, job, link);
+    job->queued = true;
+    g->queue_len++;
+    return 0;
+}
+
+static void group_on_next(uv_timer_t *timer)
+{
+    struct group *g = timer->data;
+    struct job *job = TAILQ_FIRST(&g->queue);
+    if (g->state != GROUP_READY || g->running || !job)
+        return;
+    TAILQ_REMOVE(&g->queue, job, link);
+    job->queued = false;
+    g->queue_len--;
+    g->running = job;
+    job->kind->start(job);
+}
+
+void group_wake(struct group *g)
+{
+    uv_timer_start(&g->next_timer, group_on_next, 0, 0);
+}
+
+void group_job_done(struct group *g, struct job *job)
+{
+    if (job->queued) {
+        TAILQ_REMOVE(&g->queue, job, link);
+        job->queued = false;
+        g->queue_len--;
+    }
+    if (g->running == job)
+        g->running = NULL;
+    group_wake(g);
+}
+
+size_t group_queue_place(const struct group *g, const struct job *job)
+{
+    const struct job *j;
+    size_t place = 0;
+    if (!job->queued)
+        return 0;
+    TAILQ_FOREACH(j, &g->queue, link)
+    {
+        place++;
+        if (j == job)
+            break;
+    }
+    return place;
+}
+
+static void group_abandon_jobs(struct group *g, const char *why)
+{
+    struct job *job;
+    if (g->running)
+        g->running->kind->abandon(g->running, why);
+    while ((job = TAILQ_FIRST(&g->queue)) != NULL)
+        job->kind->abandon(job, why);
+    struct request *r;
+    while ((r = TAILQ_FIRST(&g->requests)) != NULL)
+        r->job.kind->abandon(&r->job, why);
+}
+/* --- leaving
+ * -------------------------------------------------------------------------------------*/
+
+/* What was told to leave and has not left gets no second asking. */
+static void group_on_stop_late(uv_timer_t *timer)
+{
+    struct group *g = timer->data;
+    for (int i = 0; i < g->spec.ranks; i++) {
+        if (g->ranks[i].worker && g->ranks[i].leaving)
+            worker_kill(g->ranks[i].worker, SIGKILL, "did not leave when told to");
+    }
+    if (g->store && (g->state == GROUP_STOPPING || g->state == GROUP_FAILED))
+        worker_kill(g->store, SIGKILL, "did not leave when told to");
+}
+
+static void group_leave_all(struct group *g)
+{
+    for (int i = 0; i < g->spec.ranks; i++)
+        rank_leave(&g->ranks[i], false);
+    if (g->store && worker_connected(g->store))
+        worker_send(g->store, FRAME_EXIT, 0, 0, NULL, 0, -1);
+    else if (g->store)
+        worker_kill(g->store, SIGKILL, "told to leave before it had reported");
+    uv_timer_start(&g->stop_timer, group_on_stop_late, GROUP_EXIT_MS, 0);
+}
+
+void group_stop(struct group *g, const char *why)
+{
+    if (g->state == GROUP_STOPPING)
+        return;
+    struct err err = ERR_INIT;
+    err_set(&err, ERR_CONFLICT, "the group %s was stopped: %s", g->spec.name, why);
+    uv_timer_stop(&g->start_timer);
+    group_abandon_jobs(g, why);
+    group_set_state(g, GROUP_STOPPING, why);
+    group_tell(g, false, &err);
+    group_leave_all(g);
+    group_finish_stop(g);
+}
+
+static void group_closed(uv_handle_t *handle)
+{
+    struct group *g = handle->data;
+    if (--g->handles)
+        return;
+    group_spec_deinit(&g->spec);
+    free(g->ranks);
+    free(g);
+}
+
+static void group_free(struct group *g)
+{
+    struct cell *c;
+    while ((c = TAILQ_FIRST(&g->cells)) != NULL)
+        cell_close(c);
+    for (int i = 0; i < g->spec.ranks; i++)
+        worker_close(g->ranks[i].worker);
+    worker_close(g->store);
+    output_close(g->output, true);
+    uv_close((uv_handle_t *)&g->next_timer, group_closed);
+    uv_close((uv_handle_t *)&g->start_timer, group_closed);
+    uv_close((uv_handle_t *)&g->stop_timer, group_closed);
+}
+
+static void group_finish_stop(struct group *g)
+{
+    if (g->state != GROUP_STOPPING || g->store)
+        return;
+    for (int i = 0; i < g->spec.ranks; i++) {
+        if (g->ranks[i].worker)
+            return;
+    }
+    log_info("group=%s: gone", g->spec.name);
+    group_tell(g, true, NULL);
+    pool_remove(g->pool, g);
+    group_free(g);
+}
+
+/* --- starting
+ * ------------------------------------------------------------------------------------*/
+
+static int group_start_store(struct group *g, struct err *err)
+{
+    char label[128];
+    snprintf(label, sizeof(label), "group=%s store", g->spec.name);
+    g->store_port = 0;
+    g->store = worker_new(g->pool->hub, label, &group_store_events, g, err);
+    return g->store ? start_worker(g, g->store, START_STORE, err) : -1;
+}
+
+/* A generation: everyone present joins it once the store is there too. */
+static void group_begin(struct group *g)
+{
+    g->generation++;
+    memset(&g->reason, 0, sizeof(g->reason));
+    uv_timer_start(&g->start_timer, group_on_late, g->pool->config->start_timeout_s * 1000, 0);
+}
+
+void group_start_failed(struct group *g, const struct err *err)
+{
+    if (g->state != GROUP_STARTING)
+        return;
+    uv_timer_stop(&g->start_timer);
+    g->reason = *err;
+    bool never_ready = !g->was_ready;
+    group_set_state(g, never_ready ? GROUP_FAILED : GROUP_DEGRADED, err->msg);
+    group_abandon_jobs(g, err->msg);
+    if (never_ready)
+        group_leave_all(g);
+    group_tell(g, false, &g->reason);
+}
+
+static void group_on_late(uv_timer_t *timer)
+{
+    struct group *g = timer->data;
+    struct err err = ERR_INIT;
+    struct buf missing = BUF_INIT;
+    for (int i = 0; i < g->spec.ranks; i++) {
+        if (g->ranks[i].state != RANK_IDLE)
+            buf_addf(&missing, " %d (%s)", i, rank_state_name(g->ranks[i].state));
+    }
+    err_set(&err, ERR_TIMEOUT, "not ready after %llu s; waiting for%s%s%s",
+            (unsigned long long)g->pool->config->start_timeout_s,
+            g->store_port ? "" : " the store,", missing.len ? " rank" : "",
+            missing.len ? buf_cstr(&missing) : "");
+    err_hint(&err, "a slow machine may need a larger start_timeout_s in the configuration");
+    buf_deinit(&missing);
+    group_start_failed(g, &err);
+}
+
+void group_rank_present(struct group *g)
+{
+    if (g->state != GROUP_STARTING || !g->store_port)
+        return;
+    for (int i = 0; i < g->spec.ranks; i++) {
+        struct rank *r = &g->ranks[i];
+        if (r->leaving || (r->state != RANK_PRESENT && r->state != RANK_IDLE))
+            return;
+    }
+    struct err err = ERR_INIT;
+    struct buf body = BUF_INIT;
+    if (start_join_body(g, &body, &err) < 0) {
+        group_start_failed(g, &err);
+    } else {
+        for (int i = 0; i < g->spec.ranks; i++) {
+            g->ranks[i].state = RANK_JOINING;
+            worker_send(g->ranks[i].worker, FRAME_JOIN, 0, 0, body.data, body.len, -1);
+        }
+    }
+    buf_deinit(&body);
+}
+
+void group_rank_joined(struct group *g)
+{
+    for (int i = 0; i < g->spec.ranks; i++) {
+        if (g->ranks[i].state != RANK_IDLE)
+            return;
+    }
+    uv_timer_stop(&g->start_timer);
+    g->was_ready = true;
+    group_set_state(g, GROUP_READY, NULL);
+    group_tell(g, false, NULL);
+    group_wake(g);
+}
+
+static void group_store_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FDS])
+{
+    struct group *g = ctx;
+    (void)fds;
+    if (f->type != FRAME_STATE)
+        return;
+    struct err err = ERR_INIT;
+    json *j = json_parse((const char *)f->payload, f->length, &err);
+    const char *host = json_string(j ? json_get(j, "host") : NULL);
+    int64_t port = 0;
+    if (host && json_get_int(j, "port", 1, 65535, &port, &err) == 1) {
+        snprintf(g->store_host, sizeof(g->store_host), "%s", host);
+        g->store_port = (int)port;
+        group_rank_present(g);
+    }
+    json_free(j);
+}
+
+static void group_store_output(void *ctx, int fd, const char *text, size_t len)
+{
+    struct group *g = ctx;
+    (void)fd;
+    log_info("group=%s store: %.*s", g->spec.name, (int)(len < 500 ? len : 500), text);
+}
+
+static void group_store_batch(void *ctx)
+{
+    struct group *g = ctx;
+    worker_ack(g->store);
+}
+
+static void group_store_exit(void *ctx, int status, const char *last_words)
+{
+    struct group *g = ctx;
+    worker_close(g->store);
+    g->store = NULL;
+    g->store_port = 0;
+    struct err err = ERR_INIT;
+    if (g->state == GROUP_STARTING) {
+        err_set(&err, ERR_UNAVAILABLE, "the group's store process ended (status %d): %s", status,
+                last_words);
+        group_start_failed(g, &err);
+    } else if (g->state == GROUP_READY) {
+        /* the present generation works on; the next one starts another store */
+        log_warn("group=%s: the store process ended (status %d)", g->spec.name, status);
+    }
+    group_finish_stop(g);
+}
+
+static const struct worker_events group_store_events = {
+    .on_frame = group_store_frame,
+    .on_output = group_store_output,
+    .on_batch = group_store_batch,
+    .on_exit = group_store_exit,
+};
+
+static int group_start_all(struct group *g, struct err *err)
+{
+    if (group_start_store(g, err) < 0)
+        return -1;
+    for (int i = 0; i < g->spec.ranks; i++) {
+        if (rank_start(&g->ranks[i], err) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+/* --- a rank dies
+ * ---------------------------------------------------------------------------------*/
+
+static void group_degrade(struct group *g, struct rank *r, const struct err *why)
+{
+    g->reason = *why;
+    group_set_state(g, GROUP_DEGRADED, why->msg);
+    if (g->running)
+        g->running->kind->rank_lost(g->running, r, why->msg);
+    struct job *job;
+    while ((job = TAILQ_FIRST(&g->queue)) != NULL)
+        job->kind->abandon(job, why->msg);
+    struct request *q, *next;
+    for (q = TAILQ_FIRST(&g->requests); q; q = next) {
+        next = TAILQ_NEXT(q, link);
+        if (&q->job != g->running)
+            q->job.kind->rank_lost(&q->job, r, why->msg);
+    }
+    group_commit(g);
+}
+
+void group_rank_gone(struct group *g, struct rank *r, const struct err *why)
+{
+    if (why && g->state == GROUP_STARTING)
+        group_start_failed(g, why);
+    else if (why && g->state == GROUP_READY)
+        group_degrade(g, r, why);
+    else if (why && g->state == GROUP_DEGRADED && g->running)
+        g->running->kind->rank_lost(g->running, r, why->msg);
+    group_finish_stop(g);
+}
+
+/* --- what others ask for
+ * -------------------------------------------------------------------------*/
+
+struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *err)
+{
+    char id[9];
+    if (util_random_hex(id, 4, err) < 0) {
+        group_spec_deinit(spec);
+        return NULL;
+    }
+    char *dir = util_printf("%s/groups/%s.%s", pool->config->state_dir, spec->name, id);
+    struct output *output = output_open(dir, spec->name, err);
+    free(dir);
+    if (!output) {
+        group_spec_deinit(spec);
+        return NULL;
+    }
+    struct group *g = util_calloc(1, sizeof(*g));
+    g->pool = pool;
+    g->spec = *spec;
+    g->output = output;
+    g->created = util_now();
+    g->ranks = util_calloc((size_t)spec->ranks, sizeof(*g->ranks));
+    for (int i = 0; i < spec->ranks; i++) {
+        g->ranks[i] = (struct rank){.group = g,
+                                    .index = i,
+                                    .state = RANK_DEAD,
+                                    .memory_bytes = -1,
+                                    .gpu = spec->gpus ? spec->gpus[i] : -1};
+    }
+    TAILQ_INIT(&g->queue);
+    TAILQ_INIT(&g->cells);
+    TAILQ_INIT(&g->requests);
+    TAILQ_INIT(&g->waits);
+    uv_timer_t *timers[] = {&g->next_timer, &g->start_timer, &g->stop_timer};
+    for (size_t i = 0; i < UTIL_COUNT(timers); i++) {
+        uv_timer_init(pool->loop, timers[i]);
+        timers[i]->data = g;
+        g->handles++;
+    }
+    group_begin(g);
+    if (group_start_all(g, err) < 0) {
+        group_free(g);
+        return NULL;
+    }
+    pool_add(pool, g);
+    return g;
+}
+
+void group_spec_deinit(struct group_spec *spec)
+{
+    free(spec->name);
+    free(spec->app);
+    free(spec->python);
+    free(spec->cwd);
+    free(spec->backend);
+    free(spec->gpus);
+    json_free(spec->env);
+    *spec = (struct group_spec){0};
+}
+
+int group_restart(struct group *g, const bool *mask, struct err *err)
+{
+    if (g->state != GROUP_READY && g->state != GROUP_DEGRADED)
+        return err_set(err, ERR_CONFLICT, "the group %s is %s and cannot be restarted now",
+                       g->spec.name, group_state_names[g->state]);
+    group_abandon_jobs(g, "the group was restarted");
+    group_begin(g);
+    group_set_state(g, GROUP_STARTING, "restart");
+    int rc = g->store ? 0 : group_start_store(g, err);
+    for (int i = 0; i < g->spec.ranks && rc == 0; i++) {
+        struct rank *r = &g->ranks[i];
+        if (!rank_alive(r))
+            rc = rank_start(r, err);
+        else if (!mask || mask[i])
+            rank_leave(r, true);
+        else if (r->state == RANK_BUSY)
+            worker_send(r->worker, FRAME_INTERRUPT, r->cell, 0, NULL, 0, -1);
+    }
+    uv_timer_start(&g->stop_timer, group_on_stop_late, GROUP_EXIT_MS, 0);
+    if (rc < 0)
+        group_start_failed(g, err);
+    return rc;
+}
+
+uint32_t group_interrupt(struct group *g)
+{
+    return g->running && g->running->kind->interrupt ? g->running->kind->interrupt(g->running) : 0;
+}

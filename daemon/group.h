@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * group.h - one group: its ranks, its state, and the queue of what they are to do.
+ *
+ * Cells and requests (jobs) run one after another in order of arrival; complete and inspect
+ * requests need not wait for their turn in the queue. Results travel through output and through a
+ * request's own callback, never as return values.
+ */
+#ifndef DDIPD_GROUP_H
+#define DDIPD_GROUP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+#include <uv.h>
+
+#include "err.h"
+#include "frame.h"
+#include "json.h"
+#include "output.h"
+#include "worker.h"
+
+struct pool;
+struct group;
+struct cell;
+struct request;
+
+enum group_state {
+    GROUP_STARTING, /* processes start, or join a new generation */
+    GROUP_READY,
+    GROUP_DEGRADED, /* a rank is dead or did not join; the others live */
+    GROUP_FAILED,   /* never became ready */
+    GROUP_STOPPING,
+};
+
+enum rank_state {
+    RANK_STARTING, /* no HELLO yet */
+    RANK_PRESENT,  /* connected, in no process group */
+    RANK_JOINING,
+    RANK_IDLE,
+    RANK_BUSY,
+    RANK_DEAD,
+};
+
+struct rank {
+    struct group *group;
+    int index;             /* the rank */
+    struct worker *worker; /* NULL: no process */
+    enum rank_state state;
+    uint32_t cell;        /* the newest cell sent to it: stray output belongs to it */
+    int gpu;              /* place among the daemon's GPUs, or -1 */
+    bool leaving;         /* told to go: its exit is no accident */
+    bool respawn;         /* to be started again once it is gone */
+    int64_t memory_bytes; /* resident, as last told; -1: not yet */
+};
+
+/* What a request to create a group said, with defaults filled in. */
+struct group_spec {
+    char *name, *app, *python, *cwd, *backend;
+    json *env; /* object of strings, or NULL */
+    int ranks;
+    int *gpus; /* per rank, or NULL */
+    double grace_s;
+    uid_t uid;
+};
+
+/* What a group does for somebody: a cell, or a request to ranks. Lives inside its owner. */
+struct job {
+    TAILQ_ENTRY(job) link;
+    bool queued;
+    const struct job_kind *kind;
+};
+
+struct job_kind {
+    void (*start)(struct job *job);
+    /* A rank has died; the job may end within this call. */
+    void (*rank_lost)(struct job *job, struct rank *rank, const char *why);
+    /* The group cannot do the job (any more); the job ends within this call. */
+    void (*abandon)(struct job *job, const char *why);
+    /* Interrupts a started job; returns its cell number, 0 if it is none. */
+    uint32_t (*interrupt)(struct job *job);
+};
+
+/* Somebody waits for the group to be ready (err NULL), to have failed, or to be gone. */
+struct group_wait {
+    TAILQ_ENTRY(group_wait) link;
+    bool for_gone;
+    void (*done)(void *ctx, struct group *g, const struct err *err);
+    void *ctx;
+};
+
+TAILQ_HEAD(cell_list, cell);
+TAILQ_HEAD(request_list, request);
+TAILQ_HEAD(job_list, job);
+
+struct group {
+    TAILQ_ENTRY(group) link;
+    struct pool *pool;
+    struct group_spec spec;
+    enum group_state state;
+    struct err reason; /* why it is degraded or failed */
+    double created;
+    uint32_t generation;
+    bool was_ready;     /* at least once */
+    struct rank *ranks; /* spec.ranks of them */
+
+    struct worker *store;
+    char store_host[64];
+    int store_port; /* 0: not there yet */
+
+    struct output *output;
+    struct job_list queue;
+    size_t queue_len;
+    struct job *running;
+    struct cell_list cells; /* newest last */
+    size_t cells_len;
+    uint32_t last_cell, last_request;
+    struct request_list requests; /* sent to ranks */
+
+    TAILQ_HEAD(, group_wait) waits;
+    uv_timer_t next_timer;  /* 0 ms: looks for the next job from the loop, never from a callback */
+    uv_timer_t start_timer; /* the deadline of GROUP_STARTING */
+    uv_timer_t stop_timer;  /* processes told to leave are killed */
+    int handles;
+};
+
+const char *
+group_state_name(const struct group *g); /* "busy" is a ready group with a running job */
+
+/* Starts the processes. spec's contents are taken in any case. NULL: *err, nothing is left. */
+struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *err) ERR_MUST_CHECK;
+void group_spec_deinit(struct group_spec *spec);
+
+/* Ends all jobs, then all processes; group_wait with for_gone tells when. */
+void group_stop(struct group *g, const char *why);
+/* Starts the given ranks again (mask[i], NULL: all and the store); the others keep their state. */
+int group_restart(struct group *g, const bool *mask, struct err *err) ERR_MUST_CHECK;
+/* Interrupts the running cell. Returns its number, or 0 when none is running. */
+uint32_t group_interrupt(struct group *g);
+
+/* w is the caller's until done was called or group_unwait. */
+void group_wait(struct group *g, struct group_wait *w);
+void group_unwait(struct group *g, struct group_wait *w);
+
+/* For rank.c and start.c: something that may move the group along. */
+void group_rank_present(struct group *g);
+void group_rank_joined(struct group *g);
+void group_start_failed(struct group *g, const struct err *err);
+void group_rank_gone(struct group *g, struct rank *r, const struct err *why); /* NULL: as told */
+
+/* For cell.c and request.c. */
+int group_check_ready(const struct group *g, struct err *err) ERR_MUST_CHECK;
+int group_enqueue(struct group *g, struct job *job, struct err *err) ERR_MUST_CHECK;
+void group_wake(struct group *g); /* looks for the next job, later */
+void group_job_done(struct group *g, struct job *job);
+size_t group_queue_place(const struct group *g,
+                         const struct job *job); /* 0: running or not there */
+void group_event(struct group *g, uint32_t cell, int rank, const struct buf *members);
+int group_commit(struct group *g); /* -1: logged; what was added is kept */
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * request.h - a question to some ranks of a group, and their answers: namespace, completion.
+ *
+ * Payloads are memory files: the request's travels to every rank, an answer's comes back.
+ */
+#ifndef DDIPD_REQUEST_H
+#define DDIPD_REQUEST_H
+
+#include "group.h"
+
+struct request {
+    TAILQ_ENTRY(request) link; /* while sent */
+    struct job job;
+    struct group *group;
+    uint32_t id;
+    bool sent;
+    bool *pending;    /* per rank: takes part and has not answered */
+    char *body;       /* JSON for the ranks */
+    int fd;           /* payload, or -1 */
+    struct err err;   /* of the first rank that failed */
+    json *reply;      /* last good answer */
+    json *failure;    /* last bad one, has "error"; NULL: none */
+    int reply_fd;     /* its payload, or -1 */
+    uv_timer_t timer; /* 0 ms: calls done */
+    /* Called once, from the loop; the request is freed after. */
+    void (*done)(void *ctx, struct request *r);
+    void *ctx;
+};
+
+/*
+ * body and fd are taken. ranks: mask. queued: it waits for its turn behind cells; otherwise it is
+ * sent now. done is not called before request_new has returned. NULL: *err, body and fd are
+ * disposed of.
+ */
+struct request *request_new(struct group *g, const bool *ranks, bool queued, char *body, int fd,
+                            void (*done)(void *ctx, struct request *r), void *ctx,
+                            struct err *err) ERR_MUST_CHECK;
+/* The asker has gone; done will not be called. The ranks still do what was sent. */
+void request_abandon(struct request *r);
+
+/* A rank's FRAME_REPLY. fd is taken. */
+void request_on_reply(struct group *g, struct rank *rank, uint32_t id, json *content, int fd);
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* start.h - the processes of a group: what each is told, and how it comes to life. */
+#ifndef DDIPD_START_H
+#define DDIPD_START_H
+
+#include "group.h"
+
+#define START_STORE (-1)
+
+/* Starts w's process as the group's store (START_STORE) or as a rank. */
+int start_worker(struct group *g, struct worker *w, int rank, struct err *err) ERR_MUST_CHECK;
+
+/* JSON for FRAME_JOIN of the group's present generation. */
+int start_join_body(struct group *g, struct buf *out, struct err *err) ERR_MUST_CHECK;
+
+#endif

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests about a rank's variables: values in and out, listing, completion, inspection.
+
+Values travel in memory files: what comes in is mapped copy-on-write, so arrays are writable and
+nothing is copied until it is written to; what goes out is written to a fresh one.
+"""
+
+import io
+import json
+import mmap
+import os
+
+from ddip_worker import payload
+
+JSON, TEXT, NPY, PICKLE = (
+    "application/json",
+    "text/plain",
+    "application/x-npy",
+    "application/x-pickle",
+)
+REPR_MAX = 200  # characters
+
+
+class Refused(Exception):
+    """The request cannot be served: code is "not_found" or "invalid"; nothing has changed."""
+
+    def __init__(self, code, detail, hint=None):
+        super().__init__(detail)
+        self.content = {"code": code, "detail": detail, "hint": hint}
+
+
+class Namespace:
+    def __init__(self, shell, hidden):
+        self._shell = shell
+        self._vars = shell.user_ns
+        self._hidden = frozenset(hidden)  # what IPython put there itself
+
+    def serve(self, request, fd):
+        """Returns (content, payload fd or -1). Raises Refused, or whatever the user's objects raise."""
+        return getattr(self, "_op_" + request["op"])(request, fd)
+
+    def _op_put(self, request, fd):
+        self._vars[request["name"]] = _decode(_map(fd), request["content_type"])
+        return {}, -1
+
+    def _op_put_many(self, request, fd):
+        values = _decode(_map(fd), PICKLE)
+        if not isinstance(values, dict) or not all(
+            isinstance(name, str) and name.isidentifier() for name in values
+        ):
+            raise Refused("invalid", "the payload must be a pickled dict of {identifier: object}")
+        self._vars.update(values)
+        return {"names": sorted(values)}, -1
+
+    def _op_get(self, request, fd):
+        value = self._lookup([request["name"]])[request["name"]]
+        content_type, parts = _encode(value, request.get("content_type"))
+        return {"content_type": content_type}, _memory_file(parts)
+
+    def _op_get_many(self, request, fd):
+        parts, _ = payload.dump(self._lookup(request["names"]))
+        return {"content_type": PICKLE}, _memory_file(parts)
+
+    def _op_delete(self, request, fd):
+        self._lookup([request["name"]])
+        del self._vars[request["name"]]
+        return {}, -1
+
+    def _op_list(self, request, fd):
+        names = sorted(n for n in self._vars if not n.startswith("_") and n not in self._hidden)
+        return {"variables": [_describe(n, self._vars[n]) for n in names]}, -1
+
+    def _op_complete(self, request, fd):
+        from IPython.core.completer import provisionalcompleter
+
+        code = request.get("code", "")
+        cursor = _cursor(request, code)
+        self._shell.Completer.use_jedi = False  # it imports the world on first use: seconds
+        with provisionalcompleter():
+            matches = list(self._shell.Completer.completions(code, cursor))
+        return {
+            "status": "ok",
+            "matches": [m.text for m in matches],
+            "cursor_start": matches[0].start if matches else cursor,
+            "cursor_end": matches[0].end if matches else cursor,
+            "metadata": {},
+        }, -1
+
+    def _op_inspect(self, request, fd):
+        from IPython.utils.tokenutil import token_at_cursor
+
+        code = request.get("code", "")
+        name = token_at_cursor(code, _cursor(request, code))
+        reply = {"status": "ok", "found": False, "data": {}, "metadata": {}}
+        if name:
+            try:
+                reply["data"] = self._shell.object_inspect_mime(
+                    name, detail_level=int(request.get("detail_level", 0))
+                )
+                reply["found"] = True
+            except KeyError:
+                pass
+        return reply, -1
+
+    def _lookup(self, names):
+        missing = [name for name in names if name not in self._vars]
+        if missing:
+            raise Refused(
+                "not_found",
+                f"there is no variable {', '.join(missing)} on this rank",
+                "GET the namespace to list what is there",
+            )
+        return {name: self._vars[name] for name in names}
+
+
+def _cursor(request, code):
+    return min(int(request.get("cursor_pos", len(code))), len(code))
+
+
+def _map(fd):
+    size = os.fstat(fd).st_size
+    if size == 0:
+        return memoryview(b"")
+    return memoryview(
+        mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    )
+
+
+def _memory_file(parts):
+    """A sealed memfd with the parts one after another. Raises OSError when memory is out."""
+    import fcntl
+
+    fd = os.memfd_create("ddip-pull", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            while view:
+                view = view[os.write(fd, view) :]
+        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _decode(data, content_type):
+    if content_type == JSON:
+        try:
+            return json.loads(bytes(data))
+        except ValueError as e:
+            raise Refused("invalid", f"the body is not JSON: {e}") from None
+    if content_type == TEXT:
+        try:
+            return bytes(data).decode()
+        except UnicodeDecodeError as e:
+            raise Refused("invalid", f"the body is not UTF-8: {e}") from None
+    if content_type == NPY:
+        import numpy
+
+        try:
+            return numpy.load(io.BytesIO(data), allow_pickle=False)
+        except ValueError as e:
+            raise Refused("invalid", f"the body is not an .npy array: {e}") from None
+    return payload.load(data)
+
+
+def _encode(value, content_type):
+    """(content type, parts). No type asked for: JSON where it can be said in JSON, else repr text."""
+    if content_type in (JSON, None):
+        try:
+            return JSON, [json.dumps(value, allow_nan=False).encode()]
+        except (TypeError, ValueError) as e:
+            if content_type:
+                raise Refused(
+                    "invalid",
+                    f"a {type(value).__name__} cannot be said in JSON: {e}",
+                    f"ask for {TEXT}, {NPY} or {PICKLE}",
+                ) from None
+    if content_type == NPY:
+        return NPY, [_npy(value)]
+    if content_type == PICKLE:
+        return PICKLE, payload.dump(value)[0]
+    text = value if isinstance(value, str) else repr(value)
+    return TEXT, [text.encode(errors="backslashreplace")]
+
+
+def _npy(value):
+    import numpy
+
+    if hasattr(value, "detach"):  # a torch tensor
+        value = value.detach().cpu().numpy()
+    out = io.BytesIO()
+    try:
+        numpy.save(out, numpy.asarray(value), allow_pickle=False)
+    except ValueError as e:
+        raise Refused(
+            "invalid", f"a {type(value).__name__} is no plain array: {e}", f"ask for {PICKLE}"
+        ) from None
+    return out.getbuffer()
+
+
+def _describe(name, value):
+    """One row of the listing. Nothing here may run slow or failing code of the value's class."""
+    row = {"name": name, "type": type(value).__name__}
+    for key, attribute in (
+        ("shape", "shape"),
+        ("dtype", "dtype"),
+        ("device", "device"),
+        ("size_bytes", "nbytes"),
+    ):
+        try:
+            found = getattr(value, attribute, None)
+        except Exception:
+            found = None
+        if key == "shape":
+            found = list(found) if isinstance(found, tuple) else None
+        elif key == "size_bytes":
+            found = found if isinstance(found, int) else None
+        elif found is not None:
+            found = str(found) if not callable(found) else None
+        row[key] = found
+    row["repr"] = _short_repr(value)
+    return row
+
+
+def _short_repr(value):
+    if getattr(value, "shape", None) is not None or callable(value):
+        return None
+    try:
+        text = repr(value)
+    except Exception:
+        return None
+    return text if len(text) <= REPR_MAX else text[: REPR_MAX - 3] + "..."

@@ -1,0 +1,1 @@
+../../../client/ddip/payload.py

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank: takes frames from the daemon, one at a time, on the main thread."""
+
+import os
+import time
+import traceback
+
+from ddip_worker import gate, group, lib, namespace, shell, streams
+
+
+def run(config):
+    """Connects, then serves until told to exit. Never returns."""
+    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    library = lib.Library(config["library"])
+    library.start(config["socket"], config["hello"], config["orphan_timeout_s"])
+    streams.install(library)
+    Rank(config, library).serve()
+
+
+class Rank:
+    def __init__(self, config, library):
+        self._library = library
+        self._cell = 0
+        self._gate = gate.Gate()
+        self._group = group.ProcessGroup(config)
+        self._group.set_environment()
+        given = {"rank": config["rank"], "world_size": config["world_size"]}
+        self._shell = shell.make(self._emit, given)
+        hidden = set(self._shell.user_ns) - set(given)
+        self._namespace = namespace.Namespace(self._shell, hidden)
+        self._handlers = {
+            lib.EXECUTE: self._execute,
+            lib.REQUEST: self._request,
+            lib.JOIN: self._join,
+            lib.EXIT: self._exit,
+        }
+
+    def serve(self):
+        while True:
+            self._gate.arm()
+            message = self._library.wait(self._gate.fd)
+            if message:
+                self._handlers[message.type](message)
+
+    def _emit(self, type, content):
+        try:
+            self._library.post(lib.EVENT, {"type": type, **content}, self._cell)
+        except OSError as e:
+            # too large for one event, or a forked child: say so where it can be said
+            print(f"[{type} not shown: {e.strerror}]")
+
+    def _execute(self, message):
+        request = message.payload
+        self._cell = message.cell
+        started = time.monotonic()
+        if self._library.begin(message.cell):
+            self._emit("error", _error(KeyboardInterrupt("interrupted before it started"), []))
+            status = "interrupted"
+        else:
+            status = self._run(request)
+        self._library.end()
+        content = {
+            "status": status,
+            "duration_s": round(time.monotonic() - started, 6),
+            "memory": _memory(),
+        }
+        self._library.post(lib.DONE, content, message.cell)
+
+    def _run(self, request):
+        """Runs the code; its result and its exceptions have become events when this returns."""
+        silent = bool(request.get("silent", False))
+        try:
+            with self._gate.user_code():
+                result = self._shell.run_cell(
+                    request["code"],
+                    store_history=bool(request.get("store_history", not silent)),
+                    silent=silent,
+                )
+        except KeyboardInterrupt as e:  # it came in IPython's own code, around the user's
+            self._emit("error", _error(e, traceback.format_exception(e)))
+            return "interrupted"
+        except BaseException as e:
+            self._emit("error", _error(e, traceback.format_exception(e)))
+            return "error"
+        if result.success:
+            return "ok"
+        failure = result.error_before_exec or result.error_in_exec
+        return "interrupted" if isinstance(failure, KeyboardInterrupt) else "error"
+
+    def _request(self, message):
+        fd = -1
+        try:
+            content, fd = self._namespace.serve(message.payload, message.fd)
+        except namespace.Refused as e:
+            content = {"error": e.content}
+        except BaseException as e:
+            content = {"error": {"code": "raised", **_error(e, traceback.format_exception(e))}}
+        self._library.post(lib.REPLY, content, arg=message.arg, fd=fd)
+        for used in (fd, message.fd):
+            if used >= 0:
+                os.close(used)
+
+    def _join(self, message):
+        request = message.payload
+        generation = request["generation"]
+        try:
+            self._group.join(generation, request["host"], request["port"], request["timeout_s"])
+            content = {"state": "joined", "generation": generation}
+        except BaseException as e:
+            content = {
+                "state": "failed",
+                "generation": generation,
+                **_error(e, traceback.format_exception(e)),
+            }
+        self._library.post(lib.STATE, content)
+
+    def _exit(self, message):
+        self._library.flush(2000)
+        os._exit(0)
+
+
+def _error(e, lines):
+    return {"ename": type(e).__name__, "evalue": str(e), "traceback": lines}
+
+
+def _memory():
+    """{"rss_bytes": resident memory of this process, and on a GPU: what torch holds there}."""
+    with open("/proc/self/statm") as f:
+        resident = int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    memory = {"rss_bytes": resident}
+    import torch
+
+    if torch.cuda.is_initialized():
+        memory["cuda_allocated_bytes"] = torch.cuda.memory_allocated()
+        memory["cuda_reserved_bytes"] = torch.cuda.memory_reserved()
+    return memory

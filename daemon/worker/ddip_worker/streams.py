@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sys.stdout and sys.stderr of a rank: text goes to the daemon as numbered frames.
+
+fileno() is the real fd 1 or 2, so child processes that are given the stream write to the pipe the
+daemon reads; the library keeps both in order.
+"""
+
+import io
+import sys
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self, library, fd):
+        self._stream = library.stream
+        self._fd = fd
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        return self._fd
+
+    def isatty(self):
+        return False
+
+    def write(self, data):
+        data = bytes(data)
+        self._stream(self._fd, data, len(data))
+        return len(data)
+
+
+def install(library):
+    """Replaces sys.stdout and sys.stderr (and what was saved of them at start-up)."""
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        stream = io.TextIOWrapper(
+            _Raw(library, fd),
+            encoding="utf-8",
+            errors="backslashreplace",
+            newline="",
+            write_through=True,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)

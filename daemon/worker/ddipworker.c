@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ddipworker.c - what the Python half of a rank calls, through ctypes.
+ *
+ * SIGINT is the trap: it must reach user code of the right cell, never the loop around it. The
+ * thread signals the main thread only between ddw_begin and ddw_end of that cell, under the lock; a
+ * request that comes before ddw_begin is remembered and returned by it. The Python half still has
+ * to gate its handler, because a signal sent before ddw_end may be handled after it.
+ */
+#include "ddipworker.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "ddw.h"
+
+struct ddw ddw = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                  .wire = {.fd = -1},
+                  .backlog = {.room = PTHREAD_COND_INITIALIZER}};
+
+/* --- start
+ * ---------------------------------------------------------------------------------------*/
+
+static void ddw_before_fork(void)
+{
+    pthread_mutex_lock(&ddw.lock);
+}
+
+static void ddw_after_fork_parent(void)
+{
+    pthread_mutex_unlock(&ddw.lock);
+}
+
+/* A child of the rank has no control thread; what it prints goes out through fd 1 and 2. */
+static void ddw_after_fork_child(void)
+{
+    ddw.forked = true;
+    ddw.running = false;
+    if (ddw.wire.fd >= 0)
+        close(ddw.wire.fd);
+    ddw.wire.fd = -1;
+    pthread_mutex_unlock(&ddw.lock);
+}
+
+/* Puts pipes behind fd 1 and 2 and keeps their read ends for the daemon. */
+static int ddw_capture(void)
+{
+    for (int i = 0; i < 2; i++) {
+        int ends[2];
+        if (pipe2(ends, O_CLOEXEC) < 0)
+            return errno;
+        /* the open file is shared with the daemon: one setting for both readers */
+        fcntl(ends[0], F_SETFL, O_NONBLOCK);
+        if (dup2(ends[1], i + 1) < 0)
+            return errno;
+        close(ends[1]);
+        ddw.pipe_read[i] = ends[0];
+    }
+    setvbuf(stdout, NULL, _IOLBF,
+            0); /* C code's lines show when printed, not when a buffer fills */
+    return 0;
+}
+
+static int ddw_start_thread(void)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(&ddw.thread, NULL, link_run, NULL);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return rc;
+}
+
+int ddw_start(const char *socket_path, const char *hello_json, uint32_t orphan_timeout_s)
+{
+    if (ddw.path)
+        return EALREADY;
+    ddw.main = pthread_self();
+    ddw.path = util_strdup(socket_path);
+    ddw.hello = util_strdup(hello_json);
+    ddw.orphan_timeout_ns = (uint64_t)orphan_timeout_s * 1000000000u;
+    TAILQ_INIT(&ddw.inbox);
+    TAILQ_INIT(&ddw.backlog.frames);
+    ddw.kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    ddw.inbox_kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (ddw.kick < 0 || ddw.inbox_kick < 0)
+        return errno;
+    int rc = ddw_capture();
+    if (rc == 0)
+        rc = pthread_atfork(ddw_before_fork, ddw_after_fork_parent, ddw_after_fork_child);
+    return rc ? rc : ddw_start_thread();
+}
+
+/* --- to the daemon
+ * -------------------------------------------------------------------------------*/
+
+static void ddw_write_plain(int fd, const char *text, size_t len)
+{
+    while (len) {
+        ssize_t n = write(fd, text, len);
+        if (n < 0 && errno != EINTR)
+            return;
+        if (n > 0) {
+            text += n;
+            len -= (size_t)n;
+        }
+    }
+}
+
+void ddw_stream(int fd, const char *text, uint64_t len)
+{
+    if (ddw.forked) {
+        ddw_write_plain(fd, text, len);
+        return;
+    }
+    pthread_mutex_lock(&ddw.lock);
+    backlog_text(fd, text, len, true);
+    pthread_mutex_unlock(&ddw.lock);
+}
+
+int ddw_post(uint32_t type, uint32_t cell, uint32_t arg, const char *json, uint64_t len, int fd)
+{
+    if (ddw.forked)
+        return EPIPE;
+    pthread_mutex_lock(&ddw.lock);
+    int rc = backlog_add((uint8_t)type, cell, arg, json, len, fd, true);
+    pthread_mutex_unlock(&ddw.lock);
+    return rc;
+}
+
+void ddw_flush(uint32_t timeout_ms)
+{
+    fflush(NULL);
+    if (ddw.forked)
+        return;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += timeout_ms / 1000;
+    until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    pthread_mutex_lock(&ddw.lock);
+    backlog_flush_held(true);
+    while (ddw.backlog.unsent && ddw.welcomed) {
+        if (pthread_cond_timedwait(&ddw.backlog.room, &ddw.lock, &until) == ETIMEDOUT)
+            break;
+    }
+    pthread_mutex_unlock(&ddw.lock);
+}
+
+/* --- from the daemon
+ * -----------------------------------------------------------------------------*/
+
+static void ddw_put_inbox(const struct frame *f, int fd)
+{
+    struct inbox_message *in = util_malloc(sizeof(*in) + f->length + 1);
+    if (f->length)
+        memcpy(in->payload, f->payload, f->length);
+    in->payload[f->length] = '\0';
+    in->m = (struct ddw_message){.type = f->type,
+                                 .cell = f->cell,
+                                 .arg = f->arg,
+                                 .fd = fd,
+                                 .length = f->length,
+                                 .payload = in->payload,
+                                 .handle = in};
+    TAILQ_INSERT_TAIL(&ddw.inbox, in, link);
+    uint64_t one = 1;
+    ssize_t ignored = write(ddw.inbox_kick, &one, sizeof(one));
+    (void)ignored;
+}
+
+void ddw_received(const struct frame *f, int fd)
+{
+    if (f->type != FRAME_INTERRUPT) {
+        ddw_put_inbox(f, fd);
+        return;
+    }
+    if (ddw.running && ddw.cell == f->cell)
+        pthread_kill(ddw.main, SIGINT);
+    else if (f->cell > ddw.cell)
+        ddw.interrupted = f->cell; /* still in the inbox: ddw_begin will say so */
+}
+
+void ddw_orphaned(void)
+{
+    ddw_put_inbox(&(struct frame){.type = FRAME_EXIT}, -1);
+}
+
+int ddw_wait(int signal_fd, struct ddw_message *m)
+{
+    for (;;) {
+        pthread_mutex_lock(&ddw.lock);
+        struct inbox_message *in = TAILQ_FIRST(&ddw.inbox);
+        if (in) {
+            TAILQ_REMOVE(&ddw.inbox, in, link);
+            *m = in->m;
+        }
+        pthread_mutex_unlock(&ddw.lock);
+        if (in)
+            return 1;
+        struct pollfd fds[2] = {{.fd = ddw.inbox_kick, .events = POLLIN},
+                                {.fd = signal_fd, .events = POLLIN}};
+        int n = poll(fds, 2, -1);
+        char drain[64];
+        ssize_t ignored = 0;
+        if (fds[0].revents & POLLIN)
+            ignored = read(ddw.inbox_kick, drain, sizeof(uint64_t));
+        if (n < 0 || (fds[1].revents & POLLIN)) {
+            if (n > 0)
+                ignored = read(signal_fd, drain, sizeof(drain));
+            (void)ignored;
+            return 0;
+        }
+    }
+}
+
+void ddw_message_free(void *handle)
+{
+    free(handle);
+}
+
+int ddw_begin(uint32_t cell)
+{
+    pthread_mutex_lock(&ddw.lock);
+    backlog_flush_held(true); /* late output of the cell before stays that cell's */
+    bool interrupted = ddw.interrupted == cell;
+    ddw.cell = cell;
+    ddw.running = !interrupted;
+    pthread_mutex_unlock(&ddw.lock);
+    return interrupted;
+}
+
+void ddw_end(void)
+{
+    fflush(NULL);
+    pthread_mutex_lock(&ddw.lock);
+    ddw.running = false;
+    pthread_mutex_unlock(&ddw.lock);
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ddipworker.h - what the Python half of a rank calls, through ctypes.
+ *
+ * The library owns what must work while the interpreter is stuck or holds the GIL: the control
+ * socket and its thread, the backlog of frames the daemon has not acknowledged, delivery of SIGINT,
+ * and fd 1 and 2. One instance per process. Every function may be called from any thread unless it
+ * says otherwise; ctypes releases the GIL around each call.
+ */
+#ifndef DDIPWORKER_H
+#define DDIPWORKER_H
+
+#include <stdint.h>
+
+#define DDW_API __attribute__((visibility("default")))
+
+struct ddw_message {
+    uint32_t type; /* enum frame_type */
+    uint32_t cell;
+    uint32_t arg;
+    int32_t fd; /* -1: none; otherwise the caller's to close */
+    uint64_t length;
+    const char *payload;
+    void *handle; /* for ddw_message_free */
+};
+
+/*
+ * Makes fd 1 and 2 pipes of the daemon's, and starts the thread that connects to socket_path and
+ * says HELLO with hello_json. orphan_timeout_s: how long to do without a daemon before the rank is
+ * told to exit. Call once, from the main thread. Returns 0, or an errno.
+ */
+DDW_API int ddw_start(const char *socket_path, const char *hello_json, uint32_t orphan_timeout_s);
+
+/* Text for fd 1 or 2 of the current cell. A line goes out at once, an unfinished one within 10 ms.
+ */
+DDW_API void ddw_stream(int fd, const char *text, uint64_t len);
+
+/*
+ * Queues a frame for the daemon (FRAME_EVENT, _DONE, _REPLY, _STATE); fd -1: none, otherwise it
+ * stays the caller's. Waits while the daemon is slow. Returns 0; EMSGSIZE when longer than the wire
+ * allows; EPIPE in a forked child, which has no connection.
+ */
+DDW_API int ddw_post(uint32_t type, uint32_t cell, uint32_t arg, const char *json, uint64_t len,
+                     int fd);
+
+/*
+ * Main thread: waits for the next frame from the daemon. 1: *m is filled, give it to
+ * ddw_message_free. 0: a signal came (a byte on signal_fd, Python's wakeup fd): return to Python so
+ * its handlers run.
+ */
+DDW_API int ddw_wait(int signal_fd, struct ddw_message *m);
+DDW_API void ddw_message_free(void *handle);
+
+/* Main thread: user code of a cell starts. 1: the cell was interrupted before it started. */
+DDW_API int ddw_begin(uint32_t cell);
+/* Main thread: user code is over: C's stdio is flushed, and no SIGINT is sent for this cell after
+ * the call has returned. */
+DDW_API void ddw_end(void);
+
+/* Flushes C's stdio and held text, and waits until everything has been sent, at most timeout_ms. */
+DDW_API void ddw_flush(uint32_t timeout_ms);
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ddw.h - the one instance and its parts; internal to the library. ddw.lock guards all of it. */
+#ifndef DDIPD_DDW_H
+#define DDIPD_DDW_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+
+#include "ddipworker.h"
+#include "frame.h"
+#include "util.h"
+#include "wire.h"
+
+/* A frame on its way to the daemon, kept until acknowledged. */
+struct backlog_frame {
+    TAILQ_ENTRY(backlog_frame) link;
+    uint64_t number;
+    int fd;           /* -1: none; kept, since it may have to be sent again */
+    size_t len, sent; /* bytes of data; sent over the present connection */
+    uint8_t data[];
+};
+
+struct backlog {
+    TAILQ_HEAD(backlog_list, backlog_frame) frames;
+    struct backlog_frame *unsent; /* first one not sent completely; NULL: all sent */
+    size_t bytes;
+    uint64_t last_number;
+    struct buf held; /* unfinished line of fd held_fd, not a frame yet */
+    int held_fd;
+    uint32_t held_cell;
+    uint64_t held_since_ns;
+    bool watched; /* the thread looks at `held` every 10 ms, no need to kick it */
+    uint64_t dropped_frames, dropped_bytes; /* since the last FRAME_GAP */
+    pthread_cond_t room;                    /* frames were acknowledged or sent */
+};
+
+struct inbox_message {
+    TAILQ_ENTRY(inbox_message) link;
+    struct ddw_message m;
+    char payload[];
+};
+
+struct ddw {
+    pthread_mutex_t lock;
+    bool forked; /* this is a child of the rank: no thread, no connection */
+    pthread_t main, thread;
+
+    /* link.c */
+    char *path, *hello;
+    struct wire wire;
+    bool welcomed;    /* the daemon has said from which number to send */
+    int kick;         /* eventfd that wakes the thread */
+    uint64_t lost_ns; /* since when there is no daemon; 0: there is one, or none was tried yet */
+    uint64_t orphan_timeout_ns;
+    bool orphaned;
+
+    struct backlog backlog;
+
+    /* ddipworker.c */
+    TAILQ_HEAD(, inbox_message) inbox;
+    int inbox_kick;       /* eventfd the main thread waits on */
+    uint32_t cell;        /* the newest cell begun: stray output belongs to it */
+    bool running;         /* user code of `cell` is running */
+    uint32_t interrupted; /* a cell that was interrupted before it began */
+    int pipe_read[2];     /* read ends of fd 1 and 2; the daemon has copies */
+};
+
+extern struct ddw ddw;
+
+/* backlog.c: callers hold ddw.lock. backlog_add may wait for room, and gives the lock up meanwhile.
+ */
+int backlog_add(uint8_t type, uint32_t cell, uint32_t arg, const void *payload, size_t len, int fd,
+                bool may_wait);
+void backlog_text(int fd, const char *text, size_t len, bool may_wait);
+void backlog_flush_held(bool may_wait);
+int backlog_send(void);              /* -1: the daemon is gone */
+void backlog_acked(uint64_t number); /* forget frames up to number */
+void backlog_restart(uint64_t seen); /* a new connection: send again what comes after `seen` */
+
+/* link.c */
+void *link_run(void *unused);
+void link_kick(void); /* the thread has something to do */
+
+/* ddipworker.c: called by the thread, with the lock held. */
+void ddw_received(const struct frame *f, int fd);
+void ddw_orphaned(void);
+
+#endif

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * frame.h - the wire between ddipd and a rank: bytes <-> frames, pure, no I/O.
+ *
+ * A frame is a 24-byte little-endian header and a payload (proto/protocol.md has the table):
+ *
+ *   0 version u8 | 1 type u8 | 2 flags u8 | 3 nfds u8 | 4 length u32 | 8 number u64
+ *   16 cell u32  | 20 arg u32 | 24 payload[length]
+ *
+ * Numbers may get new values; existing ones never change. Raise FRAME_VERSION when the header or
+ * the meaning of an existing type changes.
+ */
+#ifndef DDIPD_FRAME_H
+#define DDIPD_FRAME_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FRAME_VERSION 1
+#define FRAME_HEADER 24
+#define FRAME_MAX (16u * 1024 * 1024) /* largest payload either side accepts */
+#define FRAME_MAX_FDS 2               /* file descriptors that may ride with one frame */
+
+enum frame_type {
+    /* rank -> daemon. All but HELLO carry the rank's own consecutive `number` and are kept by the
+     * rank until the daemon acknowledges that number. */
+    FRAME_HELLO = 1,  /* JSON; nfds=2: read ends of fd 1 and 2; number: first one still kept */
+    FRAME_STREAM = 2, /* raw text of `cell`; arg: 1 stdout, 2 stderr */
+    FRAME_EVENT = 3,  /* JSON object of `cell`; its first key is "type" */
+    FRAME_DONE = 4,   /* JSON: the rank has finished `cell` */
+    FRAME_REPLY = 5,  /* JSON; answers the REQUEST whose arg is repeated; nfds=1: payload memfd */
+    FRAME_STATE = 6,  /* JSON: joined, failed, ... the process group */
+    FRAME_GAP = 7,    /* JSON: what the rank had to drop while no daemon was there */
+
+    /* daemon -> rank */
+    FRAME_WELCOME = 16,   /* answers HELLO; number: last number the daemon has seen */
+    FRAME_ACK = 17,       /* number: everything up to it is in the journal */
+    FRAME_EXECUTE = 18,   /* JSON: run `cell` */
+    FRAME_INTERRUPT = 19, /* raise KeyboardInterrupt in `cell`, if it is still running */
+    FRAME_REQUEST = 20,   /* JSON; arg: request id; nfds=1: payload memfd */
+    FRAME_JOIN = 21,      /* JSON: join the process group of a generation */
+    FRAME_EXIT = 22,      /* leave now */
+};
+
+/* The rank's pipes held bytes when the frame was made: read them first, they are older. */
+#define FRAME_FLAG_DRAIN 0x01
+#define FRAME_FLAGS_KNOWN FRAME_FLAG_DRAIN
+
+struct frame {
+    uint8_t type, flags, nfds;
+    uint32_t length;
+    uint64_t number;
+    uint32_t cell, arg;
+    const uint8_t *payload; /* borrowed */
+};
+
+enum frame_status { FRAME_OK = 0, FRAME_MORE = 1, FRAME_BAD = -1 };
+
+/* Writes the header of f. */
+void frame_put_header(uint8_t out[FRAME_HEADER], const struct frame *f);
+
+/*
+ * Reads the first frame of data[0..len). max bounds the payload length.
+ *
+ * FRAME_OK:   *f is filled, f->payload points into data, *used is the frame's size.
+ * FRAME_MORE: the frame is not complete; *used is its size if the header is there, else
+ * FRAME_HEADER. FRAME_BAD:  *why says what is wrong; the connection is of no use any more.
+ */
+enum frame_status frame_get(const uint8_t *data, size_t len, uint32_t max, struct frame *f,
+                            size_t *used, const char **why);
+
+#endif
