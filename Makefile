@@ -70,7 +70,7 @@ $(B)/ddipd: $(B)/daemon/main.o $(DAEMON_OBJ)
 	$(CC) $(OPT) $(SANITIZE) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(B)/libddipworker.so: $(WORKER_OBJ)
-	$(CC) $(OPT) $(SANITIZE) $(LDFLAGS) -shared -o $@ $^ -pthread
+	$(CC) $(OPT) $(SANITIZE) $(LDFLAGS) -shared -o $@ $^ -pthread -ldl
 
 # The build tree is a working worker_dir: the binary finds the library and the package beside itself.
 $(B)/ddip_worker:

@@ -59,8 +59,7 @@ static const struct api_route api_routes[] = {
 static const char api_segment_keys[] = "gcn";
 static const char *const api_segment_names[] = {"group", "cell", "name"};
 
-/* --- life
- * ----------------------------------------------------------------------------------------*/
+/* --- life --- */
 
 void api_call_init(struct api_call *call, struct api *api, struct auth_peer peer)
 {
@@ -98,8 +97,7 @@ void api_close(struct api_call *call)
     call->out_fd = -1;
 }
 
-/* --- answers
- * -------------------------------------------------------------------------------------*/
+/* --- answers --- */
 
 static const struct {
     enum err_code code;
@@ -189,8 +187,7 @@ void api_pending(struct api_call *call, void (*cancel)(struct api_call *call))
     call->cancel = cancel;
 }
 
-/* --- routes
- * --------------------------------------------------------------------------------------*/
+/* --- routes --- */
 
 /* Matches path against a pattern; parts[i]/lens[i] get what {g}, {c} and {n} stand for. */
 static bool api_match(const char *pattern, const char *path, const char *parts[3], size_t lens[3])
@@ -326,8 +323,7 @@ void api_handle(struct api_call *call)
     call->route->handle(call);
 }
 
-/* --- what handlers ask
- * ---------------------------------------------------------------------------*/
+/* --- what handlers ask --- */
 
 const char *api_param(const struct api_call *call, const char *name)
 {

@@ -61,8 +61,7 @@ static void api_cell_follow(struct api_call *call, struct group *g, uint32_t cel
     api_answer(call, 200, stream_media_type(format));
 }
 
-/* --- executing
- * -----------------------------------------------------------------------------------*/
+/* --- executing --- */
 
 static int api_cell_read_json(struct api_call *call, struct cell_spec *spec, struct err *err)
 {
@@ -154,8 +153,7 @@ void api_cell_execute(struct api_call *call)
     }
 }
 
-/* --- records and events
- * --------------------------------------------------------------------------*/
+/* --- records and events --- */
 
 void api_cell_list(struct api_call *call)
 {

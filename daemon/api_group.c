@@ -25,19 +25,6 @@ static void api_group_answer(struct api_call *call, const struct group *g, int s
     api_answer_json(call, status);
 }
 
-static void api_group_started(void *ctx, struct group *g, const struct err *err)
-{
-    struct api_call *call = ctx;
-    if (!err) {
-        api_group_answer(call, g, call->created ? 201 : 200);
-        return;
-    }
-    bool created = call->created;
-    api_problem(call, err, NULL);
-    if (created)
-        group_stop(g, "it did not start"); /* the caller knows; nobody else was told of it */
-}
-
 static void api_group_wait(struct api_call *call, struct group *g, bool for_gone,
                            void (*done)(void *ctx, struct group *g, const struct err *err))
 {
@@ -45,6 +32,29 @@ static void api_group_wait(struct api_call *call, struct group *g, bool for_gone
     call->wait = (struct group_wait){.for_gone = for_gone, .done = done, .ctx = call};
     group_wait(g, &call->wait);
     api_pending(call, api_group_unwait);
+}
+
+static void api_group_cleared(void *ctx, struct group *g, const struct err *err)
+{
+    struct api_call *call = ctx;
+    (void)g;
+    (void)err;
+    api_problem(call, &call->err, NULL);
+}
+
+/* A group that did not start is gone when its creator hears of it: the name is free again. */
+static void api_group_started(void *ctx, struct group *g, const struct err *err)
+{
+    struct api_call *call = ctx;
+    if (!err) {
+        api_group_answer(call, g, call->created ? 201 : 200);
+    } else if (call->created) {
+        call->err = *err;
+        api_group_wait(call, g, true, api_group_cleared);
+        group_stop(g, "it did not start");
+    } else {
+        api_problem(call, err, NULL);
+    }
 }
 
 void api_group_list(struct api_call *call)
@@ -132,12 +142,15 @@ void api_group_restart(struct api_call *call)
 
 void api_group_interrupt(struct api_call *call)
 {
-    struct group *g = api_group(call, &call->err);
-    if (!g) {
-        api_problem(call, &call->err, NULL);
+    struct err *err = &call->err;
+    struct group *g = api_group(call, err);
+    const json *body = g ? api_object(call, err) : NULL;
+    int64_t cell = 0;
+    if (!body || json_get_int(body, "cell", 1, UINT32_MAX, &cell, err) < 0) {
+        api_problem(call, err, NULL);
         return;
     }
-    uint32_t cell = group_interrupt(g);
+    cell = group_interrupt(g, (uint32_t)cell);
     struct jw w = api_json(call);
     jw_object(&w, NULL);
     if (cell)
@@ -146,7 +159,7 @@ void api_group_interrupt(struct api_call *call)
         jw_null(&w, "cell");
     jw_array(&w, "ranks");
     for (int i = 0; cell && i < g->spec.ranks; i++) {
-        if (g->ranks[i].state == RANK_BUSY)
+        if (g->ranks[i].state == RANK_BUSY && g->ranks[i].cell == (uint32_t)cell)
             jw_int(&w, NULL, i);
     }
     jw_end_array(&w);

@@ -19,8 +19,7 @@
 static const char *const api_namespace_types[] = {"application/json", "text/plain",
                                                   "application/x-npy", "application/x-pickle"};
 
-/* --- asking ranks
- * --------------------------------------------------------------------------------*/
+/* --- asking ranks --- */
 
 static void api_namespace_cancel(struct api_call *call)
 {
@@ -95,12 +94,17 @@ static void api_namespace_stored(void *ctx, struct request *r)
     else
         jw_string(&w, "name", call->segments[2]);
     jw_int(&w, "bytes", (int64_t)call->blob.size);
+    jw_array(&w, "ranks");
+    for (int i = 0; i < r->group->spec.ranks; i++) {
+        if (r->asked[i])
+            jw_int(&w, NULL, i);
+    }
+    jw_end_array(&w);
     jw_end_object(&w);
     api_answer_json(call, 200);
 }
 
-/* --- reading requests
- * ----------------------------------------------------------------------------*/
+/* --- reading requests --- */
 
 static struct jw api_namespace_body(struct buf *body, const char *op)
 {
@@ -174,8 +178,7 @@ static void api_namespace_bad_type(struct api_call *call)
     api_problem(call, &call->err, NULL);
 }
 
-/* --- handlers
- * ------------------------------------------------------------------------------------*/
+/* --- handlers --- */
 
 void api_namespace_list(struct api_call *call)
 {

@@ -49,8 +49,7 @@ static struct cell *cell_of(struct job *job)
     return (struct cell *)((char *)job - offsetof(struct cell, job));
 }
 
-/* --- events
- * --------------------------------------------------------------------------------------*/
+/* --- events --- */
 
 static void cell_event(struct cell *c, int rank, struct buf *members)
 {
@@ -135,8 +134,7 @@ static void cell_done_event(struct cell *c)
     cell_event(c, OUTPUT_NO_RANK, &members);
 }
 
-/* --- life
- * ----------------------------------------------------------------------------------------*/
+/* --- life --- */
 
 static void cell_timer_closed(uv_handle_t *handle)
 {
@@ -337,10 +335,21 @@ void cell_interrupt(struct cell *c)
     }
 }
 
+static void cell_cancel(struct cell *c)
+{
+    cell_error_event(c, OUTPUT_NO_RANK, "KeyboardInterrupt", "interrupted before it started");
+    for (int i = 0; i < c->group->spec.ranks && c->finished <= 0; i++)
+        cell_rank_ends(c, i, CELL_INTERRUPTED, 0, NULL);
+    group_commit(c->group);
+}
+
 static uint32_t cell_job_interrupt(struct job *job)
 {
     struct cell *c = cell_of(job);
-    cell_interrupt(c);
+    if (c->started > 0)
+        cell_interrupt(c);
+    else
+        cell_cancel(c);
     return c->number;
 }
 

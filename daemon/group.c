@@ -22,6 +22,7 @@
 #include "rank.h"
 #include "request.h"
 #include "start.h"
+#include "template.h"
 
 #define GROUP_EXIT_MS 3000 /* from "leave now" to SIGKILL */
 
@@ -51,8 +52,7 @@ const char *group_state_name(const struct group *g)
     return g->state == GROUP_READY && g->running ? "busy" : group_state_names[g->state];
 }
 
-/* --- events and state
- * ----------------------------------------------------------------------------*/
+/* --- events and state --- */
 
 void group_event(struct group *g, uint32_t cell, int rank, const struct buf *members)
 {
@@ -113,8 +113,7 @@ static void group_tell(struct group *g, bool gone, const struct err *err)
     }
 }
 
-/* --- jobs
- * ----------------------------------------------------------------------------------------*/
+/* --- jobs --- */
 
 int group_check_ready(const struct group *g, struct err *err)
 {
@@ -200,19 +199,26 @@ static void group_abandon_jobs(struct group *g, const char *why)
     while ((r = TAILQ_FIRST(&g->requests)) != NULL)
         r->job.kind->abandon(&r->job, why);
 }
-/* --- leaving
- * -------------------------------------------------------------------------------------*/
+/* --- leaving --- */
 
 /* What was told to leave and has not left gets no second asking. */
+static void group_end_worker(struct group *g, struct worker *w)
+{
+    if (templates_forget(g->pool->templates, w))
+        worker_never(w, 0, "given up before it had started");
+    else
+        worker_kill(w, SIGKILL, "did not leave when told to");
+}
+
 static void group_on_stop_late(uv_timer_t *timer)
 {
     struct group *g = timer->data;
     for (int i = 0; i < g->spec.ranks; i++) {
         if (g->ranks[i].worker && g->ranks[i].leaving)
-            worker_kill(g->ranks[i].worker, SIGKILL, "did not leave when told to");
+            group_end_worker(g, g->ranks[i].worker);
     }
     if (g->store && (g->state == GROUP_STOPPING || g->state == GROUP_FAILED))
-        worker_kill(g->store, SIGKILL, "did not leave when told to");
+        group_end_worker(g, g->store);
 }
 
 static void group_leave_all(struct group *g)
@@ -266,20 +272,20 @@ static void group_free(struct group *g)
 
 static void group_finish_stop(struct group *g)
 {
-    if (g->state != GROUP_STOPPING || g->store)
+    if (g->state != GROUP_STOPPING || g->store || g->gone)
         return;
     for (int i = 0; i < g->spec.ranks; i++) {
         if (g->ranks[i].worker)
             return;
     }
+    g->gone = true;
     log_info("group=%s: gone", g->spec.name);
     group_tell(g, true, NULL);
     pool_remove(g->pool, g);
     group_free(g);
 }
 
-/* --- starting
- * ------------------------------------------------------------------------------------*/
+/* --- starting --- */
 
 static int group_start_store(struct group *g, struct err *err)
 {
@@ -404,8 +410,7 @@ static void group_store_exit(void *ctx, int status, const char *last_words)
     g->store_port = 0;
     struct err err = ERR_INIT;
     if (g->state == GROUP_STARTING) {
-        err_set(&err, ERR_UNAVAILABLE, "the group's store process ended (status %d): %s", status,
-                last_words);
+        start_describe_exit("the group's store", status, last_words, &err);
         group_start_failed(g, &err);
     } else if (g->state == GROUP_READY) {
         /* the present generation works on; the next one starts another store */
@@ -432,8 +437,7 @@ static int group_start_all(struct group *g, struct err *err)
     return 0;
 }
 
-/* --- a rank dies
- * ---------------------------------------------------------------------------------*/
+/* --- a rank dies --- */
 
 static void group_degrade(struct group *g, struct rank *r, const struct err *why)
 {
@@ -464,8 +468,7 @@ void group_rank_gone(struct group *g, struct rank *r, const struct err *why)
     group_finish_stop(g);
 }
 
-/* --- what others ask for
- * -------------------------------------------------------------------------*/
+/* --- what others ask for --- */
 
 struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *err)
 {
@@ -549,7 +552,13 @@ int group_restart(struct group *g, const bool *mask, struct err *err)
     return rc;
 }
 
-uint32_t group_interrupt(struct group *g)
+uint32_t group_interrupt(struct group *g, uint32_t cell)
 {
-    return g->running && g->running->kind->interrupt ? g->running->kind->interrupt(g->running) : 0;
+    struct cell *c = cell ? cell_find(g, cell) : NULL;
+    if (!cell)
+        return g->running && g->running->kind->interrupt ? g->running->kind->interrupt(g->running)
+                                                         : 0;
+    if (!c || c->finished > 0)
+        return 0;
+    return c->job.kind->interrupt(&c->job);
 }

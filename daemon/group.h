@@ -78,7 +78,7 @@ struct job_kind {
     void (*rank_lost)(struct job *job, struct rank *rank, const char *why);
     /* The group cannot do the job (any more); the job ends within this call. */
     void (*abandon)(struct job *job, const char *why);
-    /* Interrupts a started job; returns its cell number, 0 if it is none. */
+    /* Interrupts the job, started or waiting; returns its cell number. NULL: not possible. */
     uint32_t (*interrupt)(struct job *job);
 };
 
@@ -103,6 +103,7 @@ struct group {
     double created;
     uint32_t generation;
     bool was_ready;     /* at least once */
+    bool gone;          /* stopped, and no process is left */
     struct rank *ranks; /* spec.ranks of them */
 
     struct worker *store;
@@ -136,8 +137,9 @@ void group_spec_deinit(struct group_spec *spec);
 void group_stop(struct group *g, const char *why);
 /* Starts the given ranks again (mask[i], NULL: all and the store); the others keep their state. */
 int group_restart(struct group *g, const bool *mask, struct err *err) ERR_MUST_CHECK;
-/* Interrupts the running cell. Returns its number, or 0 when none is running. */
-uint32_t group_interrupt(struct group *g);
+/* Interrupts a cell that is running or waiting (0: the running one). Returns its number, or 0 when
+ * there is nothing to interrupt. */
+uint32_t group_interrupt(struct group *g, uint32_t cell);
 
 /* w is the caller's until done was called or group_unwait. */
 void group_wait(struct group *g, struct group_wait *w);

@@ -21,8 +21,9 @@
 
 #define HTTP_BLOCK (32 * 1024)
 #define HTTP_TURNS 8
-/* A body over the limit is read and dropped this far, so that the client sees the 413. */
-#define HTTP_EXCESS (64ull * 1024 * 1024)
+/* The body of a refused request is read and dropped this far: a client that is still sending when
+ * the connection closes may never see the answer. */
+#define HTTP_EXCESS (8ull * 1024 * 1024)
 
 #if MHD_VERSION >= 0x00097002
 typedef enum MHD_Result http_result;
@@ -57,8 +58,7 @@ struct http {
     TAILQ_HEAD(, http_request) requests;
 };
 
-/* --- running libmicrohttpd
- * -----------------------------------------------------------------------*/
+/* --- running libmicrohttpd --- */
 
 static void http_on_timer(uv_timer_t *timer);
 
@@ -108,8 +108,7 @@ static void http_wake(void *ctx)
     http_resume(ctx);
 }
 
-/* --- a client that leaves while it is suspended
- * --------------------------------------------------*/
+/* --- a client that leaves while it is suspended --- */
 
 static void http_watch_closed(uv_handle_t *handle)
 {
@@ -156,8 +155,7 @@ static void http_watch_start(struct http_request *r)
     r->watch = w;
 }
 
-/* --- answering
- * -----------------------------------------------------------------------------------*/
+/* --- answering --- */
 
 static ssize_t http_read_stream(void *cls, uint64_t pos, char *buf, size_t max)
 {
@@ -219,8 +217,7 @@ static http_result http_answer(struct http_request *r)
     return rc;
 }
 
-/* --- reading requests
- * ----------------------------------------------------------------------------*/
+/* --- reading requests --- */
 
 static http_result http_add_query(void *cls, enum MHD_ValueKind kind, const char *key,
                                   const char *value)
@@ -271,24 +268,40 @@ static struct http_request *http_begin(struct http *h, struct MHD_Connection *co
     return r;
 }
 
-/* The headers are there: refuse now what can be refused, so that no body is sent in vain. */
+static uint64_t http_length(const struct http_request *r)
+{
+    const char *text = http_header(r->conn, "Content-Length");
+    uint64_t length = 0;
+    return text && util_parse_u64(text, 0, UINT64_MAX, &length) == 0 ? length : 0;
+}
+
+static void http_check_length(struct http_request *r)
+{
+    const struct config *c = r->http->api->config;
+    uint64_t limit = r->call.takes == API_BODY_BLOB ? c->payload_limit : c->body_limit;
+    uint64_t length = http_length(r);
+    struct err err = ERR_INIT;
+    if (length <= limit)
+        return;
+    err_set(&err, ERR_TOO_LARGE, "the body is %llu bytes; at most %llu are taken",
+            (unsigned long long)length, (unsigned long long)limit);
+    err_hint(&err, "the setting %s says how large one may be",
+             r->call.takes == API_BODY_BLOB ? "payload_limit" : "body_limit");
+    api_problem(&r->call, &err, NULL);
+}
+
+/* The headers are there. A refusal is answered before the body where the client waits for leave to
+ * send it (Expect), or where the body is too long to be dropped. */
 static http_result http_open(struct http_request *r)
 {
     struct auth_claims claims = {.authorization = http_header(r->conn, "Authorization"),
                                  .host = http_header(r->conn, "Host"),
                                  .origin = http_header(r->conn, "Origin")};
-    if (api_open(&r->call, &claims) < 0)
+    if (api_open(&r->call, &claims) == 0)
+        http_check_length(r);
+    bool refused = r->call.state == API_ANSWERED;
+    if (refused && (http_header(r->conn, "Expect") || http_length(r) > HTTP_EXCESS))
         return http_answer(r);
-    const char *length = http_header(r->conn, "Content-Length");
-    const struct config *c = r->http->api->config;
-    uint64_t limit = r->call.takes == API_BODY_BLOB ? c->payload_limit : c->body_limit, size;
-    if (length && util_parse_u64(length, 0, UINT64_MAX, &size) == 0 && size > limit) {
-        struct err err = ERR_INIT;
-        err_set(&err, ERR_TOO_LARGE, "the body is %llu bytes; at most %llu are taken",
-                (unsigned long long)size, (unsigned long long)limit);
-        api_problem(&r->call, &err, NULL);
-        return http_answer(r);
-    }
     return MHD_YES;
 }
 
@@ -344,8 +357,7 @@ static void http_on_completed(void *cls, struct MHD_Connection *conn, void **con
     free(r);
 }
 
-/* --- life
- * ----------------------------------------------------------------------------------------*/
+/* --- life --- */
 
 /* Over a Unix socket, 0.9.75 complains three times per request that TCP options cannot be set. */
 static void http_log(void *cls, const char *fmt, va_list ap)

@@ -82,8 +82,7 @@ static int hub_listen(const char *path, struct err *err)
     return fd;
 }
 
-/* --- guests
- * --------------------------------------------------------------------------------------*/
+/* --- guests --- */
 
 static void hub_guest_closed(uv_handle_t *handle)
 {
@@ -127,10 +126,11 @@ static struct worker *hub_find(struct hub *hub, const struct frame *hello)
 static void hub_guest_join(struct hub_guest *g, const struct frame *hello, int fds[FRAME_MAX_FDS])
 {
     struct worker *w = hub_find(g->hub, hello);
-    if (!w || worker_connected(w) || hello->nfds != 2) {
+    if (!w || worker_connected(w) || hello->nfds != 3) {
         for (size_t i = 0; i < hello->nfds; i++)
             close(fds[i]);
-        hub_guest_drop(g, !w ? "unknown secret" : "a second connection, or no pipes");
+        hub_guest_drop(g,
+                       !w ? "unknown secret" : "a second connection, or not its three descriptors");
         return;
     }
     struct wire wire = g->wire;
@@ -152,7 +152,7 @@ static void hub_on_guest(uv_poll_t *poll, int status, int events)
     (void)events;
     enum wire_status st = status < 0 ? WIRE_CLOSED : wire_fill(&g->wire, 4096);
     struct frame f;
-    int fds[FRAME_MAX_FDS] = {-1, -1};
+    int fds[FRAME_MAX_FDS] = {-1, -1, -1};
     const char *why = NULL;
     if (st == WIRE_FRAME)
         st = wire_next(&g->wire, HUB_HELLO_MAX, &f, fds, &why);
@@ -197,8 +197,7 @@ static void hub_on_listener(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* --- children
- * ------------------------------------------------------------------------------------*/
+/* --- children --- */
 
 static void hub_on_child(uv_signal_t *handle, int signum)
 {
@@ -235,8 +234,7 @@ bool hub_was_reaped(struct hub *hub, pid_t pid, int *status)
     return false;
 }
 
-/* --- life
- * ----------------------------------------------------------------------------------------*/
+/* --- life --- */
 
 struct hub *hub_new(uv_loop_t *loop, const char *runtime_dir, struct err *err)
 {

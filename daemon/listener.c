@@ -62,8 +62,7 @@ struct listener {
     bool closing;
 };
 
-/* --- connections
- * ---------------------------------------------------------------------------------*/
+/* --- connections --- */
 
 static void listener_hand_over(struct listener_conn *c)
 {
@@ -193,8 +192,7 @@ static void listener_on_connection(uv_poll_t *poll, int status, int events)
     }
 }
 
-/* --- sockets
- * -------------------------------------------------------------------------------------*/
+/* --- sockets --- */
 
 static void listener_add(struct listener *l, int fd, char *path)
 {

@@ -67,8 +67,7 @@ void pool_stop(struct pool *p, void (*drained)(void *ctx), void *ctx)
     pool_tell_drained(p);
 }
 
-/* --- judging a request
- * ---------------------------------------------------------------------------*/
+/* --- judging a request --- */
 
 static int pool_take_name(struct pool *p, const json *body, struct group_spec *spec,
                           struct err *err)

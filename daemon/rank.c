@@ -10,7 +10,6 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/wait.h>
 
 #include "cell.h"
 #include "log.h"
@@ -65,8 +64,7 @@ void rank_leave(struct rank *r, bool respawn)
         worker_kill(r->worker, SIGKILL, "told to leave before it had reported");
 }
 
-/* --- what a rank says
- * ----------------------------------------------------------------------------*/
+/* --- what a rank says --- */
 
 static void rank_note(struct rank *r, uint32_t cell, const char *text)
 {
@@ -241,38 +239,16 @@ static void rank_on_batch(void *ctx)
         worker_ack(r->worker);
 }
 
-/* --- how a rank goes
- * -----------------------------------------------------------------------------*/
-
-/* The worker's own word for "this interpreter will not do"; it has said why. */
-#define RANK_CANNOT_START 3
-
-static void rank_describe_exit(const struct rank *r, int status, const char *last_words,
-                               struct err *err)
-{
-    int words = (int)strlen(last_words);
-    while (words && last_words[words - 1] == '\n')
-        words--;
-    if (r->state == RANK_STARTING && WIFEXITED(status) &&
-        WEXITSTATUS(status) == RANK_CANNOT_START) {
-        err_set(err, ERR_INVALID, "%.*s", words, last_words);
-        err_hint(err, "\"python\" names the interpreter; it needs IPython, cloudpickle and torch");
-    } else if (WIFSIGNALED(status)) {
-        err_set(err, ERR_UNAVAILABLE, "rank %d was killed by signal %d (%s)%s%.*s", r->index,
-                WTERMSIG(status), strsignal(WTERMSIG(status)), words ? ": " : "", words,
-                last_words);
-    } else {
-        err_set(err, ERR_UNAVAILABLE, "rank %d ended with exit code %d%s%.*s", r->index,
-                WEXITSTATUS(status), words ? ": " : "", words, last_words);
-    }
-    err->rank = r->index;
-}
+/* --- how a rank goes --- */
 
 static void rank_on_exit(void *ctx, int status, const char *last_words)
 {
     struct rank *r = ctx;
     struct err why = ERR_INIT;
-    rank_describe_exit(r, status, last_words, &why);
+    char who[32];
+    snprintf(who, sizeof(who), "rank %d", r->index);
+    start_describe_exit(who, status, last_words, &why);
+    why.rank = r->index;
     bool expected = r->leaving;
     bool respawn = r->respawn && r->group->state == GROUP_STARTING;
     worker_close(r->worker);

@@ -30,6 +30,7 @@ static void request_closed(uv_handle_t *handle)
     if (r->reply_fd >= 0)
         close(r->reply_fd);
     free(r->body);
+    free(r->asked);
     free(r->pending);
     free(r);
 }
@@ -124,9 +125,10 @@ struct request *request_new(struct group *g, const bool *ranks, bool queued, cha
     r->err = (struct err)ERR_INIT;
     r->done = done;
     r->ctx = ctx;
+    r->asked = util_calloc((size_t)g->spec.ranks, sizeof(*r->asked));
     r->pending = util_calloc((size_t)g->spec.ranks, sizeof(*r->pending));
     for (int i = 0; i < g->spec.ranks; i++)
-        r->pending[i] = !ranks || ranks[i];
+        r->asked[i] = r->pending[i] = !ranks || ranks[i];
     r->timer.data = r;
     uv_timer_init(g->pool->loop, &r->timer);
     if (r->job.queued)

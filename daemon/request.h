@@ -15,14 +15,14 @@ struct request {
     struct group *group;
     uint32_t id;
     bool sent;
-    bool *pending;    /* per rank: takes part and has not answered */
-    char *body;       /* JSON for the ranks */
-    int fd;           /* payload, or -1 */
-    struct err err;   /* of the first rank that failed */
-    json *reply;      /* last good answer */
-    json *failure;    /* last bad one, has "error"; NULL: none */
-    int reply_fd;     /* its payload, or -1 */
-    uv_timer_t timer; /* 0 ms: calls done */
+    bool *asked, *pending; /* per rank: takes part; and has not answered */
+    char *body;            /* JSON for the ranks */
+    int fd;                /* payload, or -1 */
+    struct err err;        /* of the first rank that failed */
+    json *reply;           /* last good answer */
+    json *failure;         /* last bad one, has "error"; NULL: none */
+    int reply_fd;          /* its payload, or -1 */
+    uv_timer_t timer;      /* 0 ms: calls done */
     /* Called once, from the loop; the request is freed after. */
     void (*done)(void *ctx, struct request *r);
     void *ctx;

@@ -55,8 +55,7 @@ struct server {
     bool stopping, keep_ranks;
 };
 
-/* --- the runtime folder
- * --------------------------------------------------------------------------*/
+/* --- the runtime folder --- */
 
 /* The folder must be ours and closed to others: it may lie in /tmp, where anyone can be first. */
 static int server_check_dir(const char *path, struct err *err)
@@ -123,8 +122,7 @@ static void server_clean_dir(struct server *s)
     }
 }
 
-/* --- signals and systemd
- * -------------------------------------------------------------------------*/
+/* --- signals and systemd --- */
 
 static void server_on_drained(void *ctx)
 {
@@ -198,8 +196,7 @@ static void server_start_signals(struct server *s)
         uv_timer_start(&s->watchdog, server_on_watchdog, 0, ms);
 }
 
-/* --- start and stop
- * ------------------------------------------------------------------------------*/
+/* --- start and stop --- */
 
 static int server_start(struct server *s, struct err *err)
 {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "config.h"
@@ -22,6 +23,8 @@
 #include "template.h"
 
 #define START_PROTOCOL 1
+/* The worker's exit code for "this interpreter or folder will not do"; it has said why. */
+#define START_CANNOT 3
 
 struct start_env {
     char **list;
@@ -124,14 +127,26 @@ static int start_exec(struct launch_spec *spec, struct worker *w, const struct b
     return 0;
 }
 
-static void start_template_failed(void *ctx, struct worker *w, const char *why)
+static void start_cannot(struct err *err, int len, const char *words)
 {
-    struct group *g = ctx;
-    struct err err = ERR_INIT;
-    (void)w;
-    err_set(&err, ERR_INVALID, "%s", why);
-    err_hint(&err, "\"python\" names the interpreter; it needs IPython, cloudpickle and torch");
-    group_start_failed(g, &err);
+    err_set(err, ERR_INVALID, "%.*s", len, words);
+    err_hint(err, "\"python\" names the interpreter; it needs IPython, cloudpickle and torch");
+}
+
+void start_describe_exit(const char *who, int status, const char *last_words, struct err *err)
+{
+    int words = (int)strlen(last_words);
+    while (words && last_words[words - 1] == '\n')
+        words--;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == START_CANNOT && words)
+        start_cannot(err, words, last_words);
+    else if (WIFSIGNALED(status))
+        err_set(err, ERR_UNAVAILABLE, "%s was killed by signal %d (%s)%s%.*s", who,
+                WTERMSIG(status), strsignal(WTERMSIG(status)), words ? ": " : "", words,
+                last_words);
+    else
+        err_set(err, ERR_UNAVAILABLE, "%s ended with exit code %d%s%.*s", who, WEXITSTATUS(status),
+                words ? ": " : "", words, last_words);
 }
 
 int start_worker(struct group *g, struct worker *w, int rank, struct err *err)
@@ -148,8 +163,7 @@ int start_worker(struct group *g, struct worker *w, int rank, struct err *err)
     spec.out_fd = worker_early_output(w, err);
     int rc = spec.out_fd < 0 ? -1 : 0;
     if (rc == 0 && !g->spec.gpus)
-        rc = templates_fork(g->pool->templates, &spec, buf_cstr(&config), w, start_template_failed,
-                            g, err);
+        rc = templates_fork(g->pool->templates, &spec, buf_cstr(&config), w, err);
     else if (rc == 0)
         rc = start_exec(&spec, w, &config, err);
     if (spec.out_fd >= 0)

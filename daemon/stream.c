@@ -66,8 +66,7 @@ const char *stream_media_type(enum stream_format format)
     return types[format];
 }
 
-/* --- plain text
- * ----------------------------------------------------------------------------------*/
+/* --- plain text --- */
 
 static struct stream_lane *stream_lane(struct stream *s, int rank, bool err)
 {
@@ -181,8 +180,7 @@ static void stream_plain(struct stream *s, const struct output_mark *m, const ch
     json_free(j);
 }
 
-/* --- all formats
- * ---------------------------------------------------------------------------------*/
+/* --- all formats --- */
 
 static void stream_format(struct stream *s, const struct output_mark *m, const char *line,
                           size_t len)

@@ -23,6 +23,7 @@
 #include "wire.h"
 #include "worker.h"
 
+#define TEMPLATE_CANNOT 3   /* a worker's exit code for "this interpreter will not do" */
 #define TEMPLATE_WORDS 4096 /* of what it printed, for the error message */
 
 struct template_request {
@@ -30,8 +31,6 @@ struct template_request {
     struct worker *w; /* NULL: forgotten */
     char *config;
     int out_fd;
-    void (*fail)(void *ctx, struct worker *w, const char *why);
-    void *ctx;
 };
 
 TAILQ_HEAD(template_queue, template_request);
@@ -95,11 +94,9 @@ static void template_end(struct template *t, const char *why)
     struct template_request *r;
     while ((r = TAILQ_FIRST(&t->queue)) != NULL) {
         struct worker *w = r->w;
-        void (*fail)(void *, struct worker *, const char *) = r->fail;
-        void *ctx = r->ctx;
         template_request_free(t, r);
         if (w)
-            fail(ctx, w, why);
+            worker_never(w, TEMPLATE_CANNOT, why);
     }
 }
 
@@ -125,7 +122,11 @@ static void template_died(struct template *t)
     while (n > 0 && words[n - 1] == '\n')
         n--;
     words[n > 0 ? n : 0] = '\0';
-    template_end(t, n > 0 ? words : "the template process ended without a word");
+    char *why = n > 0 ? util_strdup(words)
+                      : util_printf("the Python interpreter %.*s ended without a word",
+                                    (int)strcspn(t->key, "\n"), t->key);
+    template_end(t, why);
+    free(why);
 }
 
 static void template_send(struct template *t)
@@ -240,8 +241,7 @@ static struct template *template_start(struct templates *all, const struct launc
 }
 
 int templates_fork(struct templates *all, const struct launch_spec *spec, const char *config,
-                   struct worker *w, void (*fail)(void *ctx, struct worker *w, const char *why),
-                   void *ctx, struct err *err)
+                   struct worker *w, struct err *err)
 {
     char *key = template_key(spec);
     struct template *t;
@@ -258,24 +258,26 @@ int templates_fork(struct templates *all, const struct launch_spec *spec, const 
     r->w = w;
     r->config = util_strdup(config);
     r->out_fd = dup(spec->out_fd);
-    r->fail = fail;
-    r->ctx = ctx;
     uv_timer_stop(&t->idle);
     TAILQ_INSERT_TAIL(&t->queue, r, link);
     template_send(t);
     return 0;
 }
 
-void templates_forget(struct templates *all, struct worker *w)
+bool templates_forget(struct templates *all, struct worker *w)
 {
     struct template *t;
     struct template_request *r;
+    bool found = false;
     TAILQ_FOREACH(t, &all->list, link)
     {
         TAILQ_FOREACH(r, &t->queue, link)
         {
-            if (r->w == w)
+            if (r->w == w) {
                 r->w = NULL;
+                found = true;
+            }
         }
     }
+    return found;
 }

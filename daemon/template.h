@@ -8,6 +8,7 @@
 #ifndef DDIPD_TEMPLATE_H
 #define DDIPD_TEMPLATE_H
 
+#include <stdbool.h>
 #include <uv.h>
 
 #include "config.h"
@@ -23,13 +24,11 @@ void templates_close(struct templates *t);
 /*
  * Has w's process forked from the template for spec->program and spec->env, starting that template
  * if need be. config is the process's configuration, a JSON object; spec->out_fd its early output.
- * The pid is set later. When the template cannot be had, fail is called, later, with what it
- * printed.
+ * The pid is set later; when the template cannot be had, w is told so by worker_never.
  */
 int templates_fork(struct templates *t, const struct launch_spec *spec, const char *config,
-                   struct worker *w, void (*fail)(void *ctx, struct worker *w, const char *why),
-                   void *ctx, struct err *err) ERR_MUST_CHECK;
-/* w is going away: forget its request. A process that was forked for it will find no daemon. */
-void templates_forget(struct templates *t, struct worker *w);
+                   struct worker *w, struct err *err) ERR_MUST_CHECK;
+/* Gives a request up; true if there was one. A process that is forked for it is killed at once. */
+bool templates_forget(struct templates *t, struct worker *w);
 
 #endif

@@ -50,7 +50,10 @@ bool worker_connected(const struct worker *w);
 int worker_early_output(struct worker *w, struct err *err) ERR_MUST_CHECK;
 void worker_set_pid(struct worker *w, pid_t pid);
 
-/* The hub's: takes the connection and the two pipe ends that came with HELLO. */
+/* There will be no process: as if it had ended with exit code `code` after printing `why`. */
+void worker_never(struct worker *w, int code, const char *why);
+
+/* The hub's: takes the connection and the descriptors that came with HELLO. */
 void worker_attach(struct worker *w, struct wire *wire, const struct frame *hello,
                    int fds[FRAME_MAX_FDS]);
 /* The hub's: waitpid said so. */
@@ -61,7 +64,7 @@ void worker_send(struct worker *w, enum frame_type type, uint32_t cell, uint32_t
                  const void *payload, size_t len, int fd);
 /* Everything delivered so far is in the journal. */
 void worker_ack(struct worker *w);
-/* Signal to the whole process group. The reason is logged. */
+/* Signal to the whole process group, as soon as there is one. The reason is logged. */
 void worker_kill(struct worker *w, int signal, const char *reason);
 
 /* Forgets the worker; on_exit will not come any more. A live process is killed. */

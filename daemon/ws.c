@@ -52,8 +52,7 @@ struct ws {
     TAILQ_HEAD(, ws_session) sessions;
 };
 
-/* --- calls
- * ---------------------------------------------------------------------------------------*/
+/* --- calls --- */
 
 static void ws_call_free(struct ws_call *c)
 {
@@ -114,8 +113,7 @@ static void ws_message(struct ws_session *s, const char *text, size_t len)
         lws_callback_on_writable(s->wsi);
 }
 
-/* --- writing
- * -------------------------------------------------------------------------------------*/
+/* --- writing --- */
 
 static int ws_send(struct ws_session *s, const char *text, size_t len)
 {
@@ -191,8 +189,7 @@ static int ws_writable(struct ws_session *s)
     return 0;
 }
 
-/* --- sessions
- * ------------------------------------------------------------------------------------*/
+/* --- sessions --- */
 
 static void ws_session_init(struct ws_session *s, struct ws *w, struct lws *wsi)
 {
@@ -236,8 +233,7 @@ static int ws_receive(struct ws_session *s, const char *data, size_t len)
     return 0;
 }
 
-/* --- refusing in plain HTTP
- * ----------------------------------------------------------------------*/
+/* --- refusing in plain HTTP --- */
 
 /* The connection has not been upgraded, nothing was written yet, and it is closed after this. */
 static void ws_refuse(struct ws *w, struct lws *wsi, const struct err *err)
@@ -295,8 +291,7 @@ static int ws_plain_get(struct ws *w, struct lws *wsi)
     return -1;
 }
 
-/* --- libwebsockets
- * -------------------------------------------------------------------------------*/
+/* --- libwebsockets --- */
 
 static int ws_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in,
                        size_t len)

@@ -31,6 +31,8 @@ void frame_put_header(uint8_t out[FRAME_HEADER], const struct frame *f)
     frame_put(out + 8, f->number, 8);
     frame_put(out + 16, f->cell, 4);
     frame_put(out + 20, f->arg, 4);
+    frame_put(out + 24, f->out, 4);
+    frame_put(out + 28, f->err, 4);
 }
 
 enum frame_status frame_get(const uint8_t *data, size_t len, uint32_t max, struct frame *f,
@@ -42,7 +44,7 @@ enum frame_status frame_get(const uint8_t *data, size_t len, uint32_t max, struc
         *why = "unknown protocol version";
     else if (len >= 2 && data[1] == 0)
         *why = "frame type 0";
-    else if (len >= 3 && (data[2] & ~FRAME_FLAGS_KNOWN))
+    else if (len >= 3 && (data[2] & ~FRAME_FLAGS_KNOWN) != 0)
         *why = "unknown flag";
     else if (len >= 4 && data[3] > FRAME_MAX_FDS)
         *why = "too many file descriptors";
@@ -60,6 +62,8 @@ enum frame_status frame_get(const uint8_t *data, size_t len, uint32_t max, struc
         .number = frame_int(data + 8, 8),
         .cell = (uint32_t)frame_int(data + 16, 4),
         .arg = (uint32_t)frame_int(data + 20, 4),
+        .out = (uint32_t)frame_int(data + 24, 4),
+        .err = (uint32_t)frame_int(data + 28, 4),
         .payload = data + FRAME_HEADER,
     };
     *used = FRAME_HEADER + (size_t)f->length;

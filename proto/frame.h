@@ -2,10 +2,10 @@
 /*
  * frame.h - the wire between ddipd and a rank: bytes <-> frames, pure, no I/O.
  *
- * A frame is a 24-byte little-endian header and a payload (proto/protocol.md has the table):
+ * A frame is a 32-byte little-endian header and a payload (proto/protocol.md has the table):
  *
  *   0 version u8 | 1 type u8 | 2 flags u8 | 3 nfds u8 | 4 length u32 | 8 number u64
- *   16 cell u32  | 20 arg u32 | 24 payload[length]
+ *   16 cell u32  | 20 arg u32 | 24 out u32 | 28 err u32 | 32 payload[length]
  *
  * Numbers may get new values; existing ones never change. Raise FRAME_VERSION when the header or
  * the meaning of an existing type changes.
@@ -17,14 +17,14 @@
 #include <stdint.h>
 
 #define FRAME_VERSION 1
-#define FRAME_HEADER 24
+#define FRAME_HEADER 32
 #define FRAME_MAX (16u * 1024 * 1024) /* largest payload either side accepts */
-#define FRAME_MAX_FDS 2               /* file descriptors that may ride with one frame */
+#define FRAME_MAX_FDS 3               /* file descriptors that may ride with one frame */
 
 enum frame_type {
     /* rank -> daemon. All but HELLO carry the rank's own consecutive `number` and are kept by the
      * rank until the daemon acknowledges that number. */
-    FRAME_HELLO = 1,  /* JSON; nfds=2: read ends of fd 1 and 2; number: first one still kept */
+    FRAME_HELLO = 1,  /* JSON; nfds=3: read ends of fd 1 and 2, their counters; number: the last */
     FRAME_STREAM = 2, /* raw text of `cell`; arg: 1 stdout, 2 stderr */
     FRAME_EVENT = 3,  /* JSON object of `cell`; its first key is "type" */
     FRAME_DONE = 4,   /* JSON: the rank has finished `cell` */
@@ -42,16 +42,27 @@ enum frame_type {
     FRAME_EXIT = 22,      /* leave now */
 };
 
-/* The rank's pipes held bytes when the frame was made: read them first, they are older. */
-#define FRAME_FLAG_DRAIN 0x01
-#define FRAME_FLAGS_KNOWN FRAME_FLAG_DRAIN
+#define FRAME_FLAGS_KNOWN 0x00 /* none yet: a set bit is an error */
 
 struct frame {
     uint8_t type, flags, nfds;
     uint32_t length;
     uint64_t number;
     uint32_t cell, arg;
+    /* From a rank: bytes ever written to fd 1 and 2 when the frame was made, modulo 2^32. What was
+     * written before is older than the frame, what comes after is newer. */
+    uint32_t out, err;
     const uint8_t *payload; /* borrowed */
+};
+
+/*
+ * The counters of a rank's pipes, in memory that rank and daemon share (the third descriptor of
+ * HELLO, a memory file of exactly this size, sealed). Whoever reads a pipe makes seq odd, reads,
+ * adds to taken, and makes seq even; so bytes ever written = taken + what the pipe holds now.
+ */
+struct frame_pipes {
+    _Atomic uint32_t seq, pad;
+    _Atomic uint64_t taken[2];
 };
 
 enum frame_status { FRAME_OK = 0, FRAME_MORE = 1, FRAME_BAD = -1 };

@@ -88,7 +88,7 @@ class Client:
             raise DdipError(why, hint="it goes on starting") from None
 
     def delete_group(self, group="default"):
-        """Ends a group and all its processes; returns {"name", "stopped": [pids]}."""
+        """Ends a group and all its processes; returns {"name", "state": "gone"}."""
         return self._request("DELETE", _path(group))
 
     def restart(self, group="default", ranks=None):

@@ -29,8 +29,8 @@ def find(where=None, token=None):
     dirs where something answers, by socket or else by its `url` file. token: else DDIP_TOKEN, else
     the `token` file of a runtime dir.
     """
-    where = where or os.environ.get("DDIP_URL")
-    token = token or os.environ.get("DDIP_TOKEN")
+    where = str(where or os.environ.get("DDIP_URL") or "")
+    token = (token or os.environ.get("DDIP_TOKEN") or "").strip() or None
     if where and os.path.isdir(where):
         return _first([where], token)
     if where:

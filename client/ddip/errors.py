@@ -78,4 +78,5 @@ def _ranks(ranks):
         return "ddipd"
     if ranks == ["here"]:
         return "the notebook"
+    ranks = sorted(map(int, ranks))
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -86,9 +86,9 @@ class DdipMagics(Magics):
 
     def _kill(self, name):
         with contextlib.suppress(NotRunning):
-            if self._group(name):
-                stopped = self.client.delete_group(name)["stopped"]
-                print(f"ddip: ended group {name!r}, processes {', '.join(map(str, stopped))}")
+            if group := self._group(name):
+                self.client.delete_group(name)
+                print(f"ddip: ended group {name!r} ({_shape(group)})")
                 return
         print(f"ddip: there is no group {name!r}")
 
@@ -107,7 +107,7 @@ class DdipMagics(Magics):
             )
         except DdipError as error:
             if gpus and error.status and not client.info()["cuda"]["available"]:
-                error.hint = error.hint or "without GPUs, make CPU ranks: %makedip -n 2"
+                error.hint = "without GPUs, make CPU ranks: %makedip -n 2"
             raise
         self._say(group, f"started in {time.monotonic() - started:.1f} s")
 
@@ -262,11 +262,11 @@ class DdipMagics(Magics):
         args = parse_argstring(self.dipattach, line)
         name = self._name(args.name)
         with _told_plainly():
-            cells = [args.cell] if args.cell else [r["cell"] for r in self.client.cells(name)]
+            cells = [self.client.cell(args.cell, name)] if args.cell else self.client.cells(name)
             if not cells:
                 raise DdipError(f"group {name!r} has run no cell")
-            see = _ranks(args.see) if args.see else [0]
-            self._follow(self.client.events(name, cells[-1]), Renderer(see))
+            see = _ranks(args.see) if args.see else [min(map(int, cells[-1]["ranks"]))]
+            self._follow(self.client.events(name, cells[-1]["cell"]), Renderer(see))
 
     @magic_arguments()
     @argument("-a", "--args", default="", help='flags for %%%%dip in quotes: -a "--see all"')
@@ -388,7 +388,7 @@ def _shape(group):
     gpus = [rank["gpu"]["index"] for rank in group["ranks"] if rank["gpu"]]
     what = f"GPUs {', '.join(map(str, gpus))}" if gpus else f"{group['world_size']} CPU ranks"
     reason = f" ({group['reason']})" if group.get("reason") else ""
-    app = f", app {group['app']}" if group.get("app") else ""
+    app = "" if group.get("app") in (None, "torch") else f", {group['app']}"
     return f"{what}, {group['backend']}{app}, {group['state']}{reason}"
 
 

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -73,15 +72,6 @@ int backlog_send(void)
     return 0;
 }
 
-/* Bytes in the pipes are older than the frame that is being made. */
-static uint8_t backlog_flags(void)
-{
-    int out = 0, err = 0;
-    ioctl(ddw.pipe_read[0], FIONREAD, &out);
-    ioctl(ddw.pipe_read[1], FIONREAD, &err);
-    return out > 0 || err > 0 ? FRAME_FLAG_DRAIN : 0;
-}
-
 static void backlog_append(uint8_t type, uint32_t cell, uint32_t arg, const void *payload,
                            size_t len, int fd)
 {
@@ -91,13 +81,14 @@ static void backlog_append(uint8_t type, uint32_t cell, uint32_t arg, const void
     f->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
     f->len = FRAME_HEADER + len;
     f->sent = 0;
-    frame_put_header(f->data, &(struct frame){.type = type,
-                                              .flags = backlog_flags(),
-                                              .nfds = f->fd >= 0,
-                                              .length = (uint32_t)len,
-                                              .number = f->number,
-                                              .cell = cell,
-                                              .arg = arg});
+    struct frame header = {.type = type,
+                           .nfds = f->fd >= 0,
+                           .length = (uint32_t)len,
+                           .number = f->number,
+                           .cell = cell,
+                           .arg = arg};
+    capture_position(&header.out, &header.err);
+    frame_put_header(f->data, &header);
     if (len)
         memcpy(f->data + FRAME_HEADER, payload, len);
     TAILQ_INSERT_TAIL(&b->frames, f, link);

@@ -10,7 +10,6 @@
 #include "ddipworker.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -26,8 +25,7 @@ struct ddw ddw = {.lock = PTHREAD_MUTEX_INITIALIZER,
                   .wire = {.fd = -1},
                   .backlog = {.room = PTHREAD_COND_INITIALIZER}};
 
-/* --- start
- * ---------------------------------------------------------------------------------------*/
+/* --- start --- */
 
 static void ddw_before_fork(void)
 {
@@ -48,25 +46,6 @@ static void ddw_after_fork_child(void)
         close(ddw.wire.fd);
     ddw.wire.fd = -1;
     pthread_mutex_unlock(&ddw.lock);
-}
-
-/* Puts pipes behind fd 1 and 2 and keeps their read ends for the daemon. */
-static int ddw_capture(void)
-{
-    for (int i = 0; i < 2; i++) {
-        int ends[2];
-        if (pipe2(ends, O_CLOEXEC) < 0)
-            return errno;
-        /* the open file is shared with the daemon: one setting for both readers */
-        fcntl(ends[0], F_SETFL, O_NONBLOCK);
-        if (dup2(ends[1], i + 1) < 0)
-            return errno;
-        close(ends[1]);
-        ddw.pipe_read[i] = ends[0];
-    }
-    setvbuf(stdout, NULL, _IOLBF,
-            0); /* C code's lines show when printed, not when a buffer fills */
-    return 0;
 }
 
 static int ddw_start_thread(void)
@@ -93,14 +72,13 @@ int ddw_start(const char *socket_path, const char *hello_json, uint32_t orphan_t
     ddw.inbox_kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (ddw.kick < 0 || ddw.inbox_kick < 0)
         return errno;
-    int rc = ddw_capture();
+    int rc = capture_start();
     if (rc == 0)
         rc = pthread_atfork(ddw_before_fork, ddw_after_fork_parent, ddw_after_fork_child);
     return rc ? rc : ddw_start_thread();
 }
 
-/* --- to the daemon
- * -------------------------------------------------------------------------------*/
+/* --- to the daemon --- */
 
 static void ddw_write_plain(int fd, const char *text, size_t len)
 {
@@ -123,6 +101,15 @@ void ddw_stream(int fd, const char *text, uint64_t len)
     }
     pthread_mutex_lock(&ddw.lock);
     backlog_text(fd, text, len, true);
+    pthread_mutex_unlock(&ddw.lock);
+}
+
+void ddw_stream_flush(void)
+{
+    if (ddw.forked)
+        return;
+    pthread_mutex_lock(&ddw.lock);
+    backlog_flush_held(true);
     pthread_mutex_unlock(&ddw.lock);
 }
 
@@ -156,8 +143,7 @@ void ddw_flush(uint32_t timeout_ms)
     pthread_mutex_unlock(&ddw.lock);
 }
 
-/* --- from the daemon
- * -----------------------------------------------------------------------------*/
+/* --- from the daemon --- */
 
 static void ddw_put_inbox(const struct frame *f, int fd)
 {
@@ -185,7 +171,7 @@ void ddw_received(const struct frame *f, int fd)
         return;
     }
     if (ddw.running && ddw.cell == f->cell)
-        pthread_kill(ddw.main, SIGINT);
+        interrupt_begin();
     else if (f->cell > ddw.cell)
         ddw.interrupted = f->cell; /* still in the inbox: ddw_begin will say so */
 }
@@ -244,5 +230,14 @@ void ddw_end(void)
     fflush(NULL);
     pthread_mutex_lock(&ddw.lock);
     ddw.running = false;
+    interrupt_end();
     pthread_mutex_unlock(&ddw.lock);
+}
+
+int ddw_interrupt_seen(void)
+{
+    pthread_mutex_lock(&ddw.lock);
+    bool raise_it = interrupt_seen(util_monotonic_ns());
+    pthread_mutex_unlock(&ddw.lock);
+    return raise_it;
 }

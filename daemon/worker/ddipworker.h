@@ -35,6 +35,9 @@ DDW_API int ddw_start(const char *socket_path, const char *hello_json, uint32_t 
  */
 DDW_API void ddw_stream(int fd, const char *text, uint64_t len);
 
+/* Sends an unfinished line now. */
+DDW_API void ddw_stream_flush(void);
+
 /*
  * Queues a frame for the daemon (FRAME_EVENT, _DONE, _REPLY, _STATE); fd -1: none, otherwise it
  * stays the caller's. Waits while the daemon is slow. Returns 0; EMSGSIZE when longer than the wire
@@ -56,6 +59,10 @@ DDW_API int ddw_begin(uint32_t cell);
 /* Main thread: user code is over: C's stdio is flushed, and no SIGINT is sent for this cell after
  * the call has returned. */
 DDW_API void ddw_end(void);
+
+/* Python's SIGINT handler runs: the signal is not sent again. Returns 1 if the handler is to raise,
+ * 0 if this is the echo of an interrupt that has raised already. */
+DDW_API int ddw_interrupt_seen(void);
 
 /* Flushes C's stdio and held text, and waits until everything has been sent, at most timeout_ms. */
 DDW_API void ddw_flush(uint32_t timeout_ms);

@@ -60,11 +60,16 @@ struct ddw {
 
     /* ddipworker.c */
     TAILQ_HEAD(, inbox_message) inbox;
-    int inbox_kick;       /* eventfd the main thread waits on */
-    uint32_t cell;        /* the newest cell begun: stray output belongs to it */
-    bool running;         /* user code of `cell` is running */
+    int inbox_kick;             /* eventfd the main thread waits on */
+    uint32_t cell;              /* the newest cell begun: stray output belongs to it */
+    bool running;               /* user code of `cell` is running */
+    uint64_t interrupt_next_ns; /* when SIGINT is sent again; 0: not */
+    uint64_t interrupt_wait_ns, interrupt_seen_ns;
+    int interrupt_tries;
     uint32_t interrupted; /* a cell that was interrupted before it began */
     int pipe_read[2];     /* read ends of fd 1 and 2; the daemon has copies */
+    int pipes_fd;         /* memory file of `pipes`, shared with the daemon */
+    struct frame_pipes *pipes;
 };
 
 extern struct ddw ddw;
@@ -79,9 +84,20 @@ int backlog_send(void);              /* -1: the daemon is gone */
 void backlog_acked(uint64_t number); /* forget frames up to number */
 void backlog_restart(uint64_t seen); /* a new connection: send again what comes after `seen` */
 
+/* capture.c: fd 1 and 2. */
+int capture_start(void);                             /* 0, or an errno */
+void capture_position(uint32_t *out, uint32_t *err); /* bytes ever written, modulo 2^32 */
+ssize_t capture_read(int which, void *out, size_t cap);
+
 /* link.c */
 void *link_run(void *unused);
 void link_kick(void); /* the thread has something to do */
+
+/* interrupt.c: callers hold ddw.lock. */
+void interrupt_begin(void);
+void interrupt_end(void);
+bool interrupt_seen(uint64_t now);  /* Python's handler runs: is it to raise? */
+void interrupt_again(uint64_t now); /* sends again if it is time to */
 
 /* ddipworker.c: called by the thread, with the lock held. */
 void ddw_received(const struct frame *f, int fd);

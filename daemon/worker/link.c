@@ -53,12 +53,14 @@ static void link_open(void)
     }
     wire_init(&ddw.wire, fd);
     struct frame hello = {.type = FRAME_HELLO,
-                          .nfds = 2,
+                          .nfds = 3,
                           .length = (uint32_t)strlen(ddw.hello),
                           .number = ddw.backlog.last_number,
                           .cell = ddw.cell,
                           .payload = (const uint8_t *)ddw.hello};
-    if (wire_send(&ddw.wire, &hello, ddw.pipe_read) < 0)
+    int fds[FRAME_MAX_FDS] = {ddw.pipe_read[0], ddw.pipe_read[1], ddw.pipes_fd};
+    capture_position(&hello.out, &hello.err);
+    if (wire_send(&ddw.wire, &hello, fds) < 0)
         wire_deinit(&ddw.wire);
 }
 
@@ -109,19 +111,31 @@ static bool link_read(void)
 static void link_read_pipe(int which)
 {
     static char bytes[LINK_READ];
-    ssize_t n = read(ddw.pipe_read[which], bytes, sizeof(bytes));
+    ssize_t n = capture_read(which, bytes, sizeof(bytes));
     if (n > 0)
         backlog_text(which + 1, bytes, (size_t)n, false);
 }
 
+static int link_until(uint64_t now, uint64_t then)
+{
+    return now >= then ? 0 : (int)((then - now) / 1000000 + 1);
+}
+
+static int link_sooner(int a, int b)
+{
+    return a < 0 || (b >= 0 && b < a) ? b : a;
+}
+
+/* How long poll may wait: for an unfinished line, the next interrupt, the next try to connect. */
 static int link_timeout_ms(uint64_t now)
 {
     const struct backlog *b = &ddw.backlog;
-    if (b->watched) {
-        uint64_t age = b->held.len ? now - b->held_since_ns : 0;
-        return age >= LINK_HOLD_NS ? 0 : (int)((LINK_HOLD_NS - age) / 1000000 + 1);
-    }
-    return ddw.wire.fd < 0 ? LINK_RETRY_MS : -1;
+    int ms = -1;
+    if (b->watched)
+        ms = link_until(now, (b->held.len ? b->held_since_ns : now) + LINK_HOLD_NS);
+    if (ddw.interrupt_next_ns)
+        ms = link_sooner(ms, link_until(now, ddw.interrupt_next_ns));
+    return ddw.wire.fd < 0 ? link_sooner(ms, LINK_RETRY_MS) : ms;
 }
 
 /* An unfinished line has waited long enough; after a quiet interval nothing is watched any more. */
@@ -152,6 +166,7 @@ static void link_turn(const struct pollfd fds[4], bool timed_out)
     }
     uint64_t now = util_monotonic_ns();
     link_send_held(now, timed_out);
+    interrupt_again(now);
     if (ddw.lost_ns && !ddw.orphaned && now - ddw.lost_ns > ddw.orphan_timeout_ns) {
         ddw.orphaned = true;
         ddw_orphaned();

@@ -160,11 +160,11 @@ def test_error_of_an_unseen_rank_is_shown():
 def test_equal_errors_are_shown_once():
     traces = ["\x1b[31mat 0x7f01\x1b[0m", "at 0x9abc"]
     raised, text = failure(
-        *[error(rank, traceback=[trace]) for rank, trace in enumerate(traces)],
+        *[error(1 - i, traceback=[trace]) for i, trace in enumerate(traces)],
         error(2, evalue="other"),
         done("error", r0="error", r1="error", r2="error"),
     )
-    assert [e["ranks"] for e in raised.errors] == [[0, 1], [2]]
+    assert [e["ranks"] for e in raised.errors] == [[1, 0], [2]]
     assert text.count("--- ranks 0, 1 ---") == 1 and "0x9abc" not in text
 
 

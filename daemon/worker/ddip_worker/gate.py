@@ -11,8 +11,10 @@ import signal
 
 
 class Gate:
-    def __init__(self):
+    def __init__(self, seen):
+        """seen(): called when the handler runs; false if this interrupt has been raised already."""
         self.running = False
+        self._seen = seen
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.arm()
 
@@ -27,7 +29,7 @@ class Gate:
         return self._read_fd
 
     def _on_signal(self, signum, frame):
-        if self.running:
+        if self._seen() and self.running:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager

@@ -42,6 +42,7 @@ class Library:
         c.ddw_start.argtypes = (ptr, ptr, u32)
         c.ddw_stream.argtypes = (ctypes.c_int, ptr, u64)
         c.ddw_stream.restype = None
+        c.ddw_stream_flush.restype = None
         c.ddw_post.argtypes = (u32, u32, u32, ptr, u64, ctypes.c_int)
         c.ddw_wait.argtypes = (ctypes.c_int, ctypes.POINTER(_Message))
         c.ddw_message_free.argtypes = (ctypes.c_void_p,)
@@ -52,8 +53,10 @@ class Library:
         c.ddw_flush.restype = None
         self._c = c
         self.stream = c.ddw_stream  # (fd, bytes, length); hot, so without a wrapper
+        self.stream_flush = c.ddw_stream_flush
         self.begin = c.ddw_begin
         self.end = c.ddw_end
+        self.interrupt_seen = c.ddw_interrupt_seen
         self.flush = c.ddw_flush
 
     def start(self, socket_path, hello, orphan_timeout_s):

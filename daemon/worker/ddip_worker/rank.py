@@ -21,7 +21,7 @@ class Rank:
     def __init__(self, config, library):
         self._library = library
         self._cell = 0
-        self._gate = gate.Gate()
+        self._gate = gate.Gate(library.interrupt_seen)
         self._group = group.ProcessGroup(config)
         self._group.set_environment()
         given = {"rank": config["rank"], "world_size": config["world_size"]}

@@ -12,6 +12,7 @@ import sys
 class _Raw(io.RawIOBase):
     def __init__(self, library, fd):
         self._stream = library.stream
+        self._flush = library.stream_flush
         self._fd = fd
 
     def writable(self):
@@ -22,6 +23,10 @@ class _Raw(io.RawIOBase):
 
     def isatty(self):
         return False
+
+    def flush(self):
+        if not self.closed:
+            self._flush()
 
     def write(self, data):
         data = bytes(data)

@@ -281,7 +281,8 @@ def test_push_of_unknown_names(shell):
 
 
 def test_dipattach_takes_the_newest_cell(shell, script, capsys):
-    script.answers["GET /v1/groups/default/cells"] = (200, {"cells": [{"cell": 7}, {"cell": 2}]})
+    records = [{"cell": 7, "ranks": {"1": {}, "3": {}}}, {"cell": 2, "ranks": {"0": {}}}]
+    script.answers["GET /v1/groups/default/cells"] = (200, {"cells": records})
     ok(shell, "%dipattach")
     assert script.cells[0].items() >= {"op": "cell_events", "cell": 7, "after": 0}.items()
     assert "replayed" in capsys.readouterr().out
