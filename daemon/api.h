@@ -22,12 +22,14 @@
 #include "stream.h"
 
 struct api_route;
+struct once;
 struct api_call;
 
 struct api {
     struct pool *pool;
     struct auth *auth;
     const struct config *config;
+    struct once *once;
     double started;
     const char *url;             /* what TCP is bound to, or NULL */
     void (*shutdown)(void *ctx); /* stop everything; must only schedule */

@@ -12,6 +12,7 @@
 #include <strings.h>
 
 #include "api.h"
+#include "once.h"
 #include "record.h"
 
 /* The members after "events" of a waiting answer: the cell's record, if it is still kept. */
@@ -125,6 +126,29 @@ static void api_cell_accepted(struct api_call *call, const struct cell *c)
     api_answer_json(call, 202);
 }
 
+/* A new cell, or the one that the same request has made before (Idempotency-Key). NULL: *err. */
+static struct cell *api_cell_make(struct api_call *call, struct group *g,
+                                  const struct cell_spec *spec, struct err *err)
+{
+    const char *key = call->headers.idempotency_key;
+    if (call->op && json_get_string(call->message, "idempotency_key", &key, err) < 0)
+        return NULL;
+    uint64_t hash = once_hash(ONCE_HASH_INIT, spec->code, spec->code_len);
+    for (int i = 0; i < g->spec.ranks; i++)
+        hash = once_hash(hash, spec->ranks && !spec->ranks[i] ? "0" : "1", 1);
+    hash = once_hash(hash, &spec->timeout_s, sizeof(spec->timeout_s));
+    struct once_key once = {spec->uid, key, g->spec.name, hash};
+    struct group *found = NULL;
+    struct cell *c = NULL;
+    int seen = once_find(call->api->once, call->api->pool, &once, &found, &c, err);
+    if (seen != 0)
+        return c;
+    c = cell_new(g, spec, err);
+    if (c)
+        once_add(call->api->once, &once, g, c->number);
+    return c;
+}
+
 void api_cell_execute(struct api_call *call)
 {
     struct err *err = &call->err;
@@ -134,7 +158,7 @@ void api_cell_execute(struct api_call *call)
     struct cell *c = NULL;
     if (g && api_cell_read(call, &spec, err) == 0 && api_ranks(call, g, "ranks", &mask, err) == 0) {
         spec.ranks = mask;
-        c = cell_new(g, &spec, err);
+        c = api_cell_make(call, g, &spec, err);
     }
     free(mask);
     if (!c) {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 
 #include "api.h"
+#include "once.h"
 #include "record.h"
 
 static void api_group_unwait(struct api_call *call)
@@ -79,9 +80,19 @@ void api_group_create(struct api_call *call)
     const json *body = api_object(call, err);
     bool wait = !api_prefers_async(call);
     struct group *g = NULL;
-    if (body && json_get_bool(body, "wait", &wait, err) >= 0)
+    struct once_key key = {.uid = call->peer.uid,
+                           .key = call->headers.idempotency_key,
+                           .scope = "groups",
+                           .hash = once_hash(ONCE_HASH_INIT, call->body.data, call->body.len)};
+    int seen = once_find(call->api->once, call->api->pool, &key, &g, NULL, err);
+    if (seen == 0 && body && json_get_bool(body, "wait", &wait, err) >= 0) {
         g = pool_create(call->api->pool, body, call->peer.uid, err);
-    if (!g) {
+        if (g)
+            once_add(call->api->once, &key, g, 0);
+    }
+    if (seen == 1 && g->state != GROUP_STARTING) {
+        api_group_answer(call, g, 201);
+    } else if (!g) {
         api_problem(call, err, NULL);
     } else if (wait) {
         call->created = true;

@@ -219,6 +219,8 @@ static int config_read_file(struct config *c, const char *path, struct err *err)
 {
     struct buf text = BUF_INIT;
     int rc = util_read_file(path, CONFIG_FILE_MAX, &text, err);
+    if (rc == 0 && strlen(buf_cstr(&text)) < text.len)
+        rc = err_set(err, ERR_SYNTAX, "%s has a NUL byte", path);
     unsigned number = 0;
     char *rest = rc == 0 ? (char *)buf_cstr(&text) : NULL;
     while (rest && rc == 0) {

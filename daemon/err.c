@@ -51,9 +51,9 @@ int err_wrap(struct err *err, const char *fmt, ...)
     memcpy(cause, err->msg, sizeof(cause));
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(err->msg, sizeof(err->msg), fmt, ap);
+    vsnprintf(err->msg, sizeof(err->msg), fmt, ap);
     va_end(ap);
-    if (n >= 0 && (size_t)n < sizeof(err->msg))
-        snprintf(err->msg + n, sizeof(err->msg) - (size_t)n, ": %s", cause);
+    strncat(err->msg, ": ", sizeof(err->msg) - strlen(err->msg) - 1);
+    strncat(err->msg, cause, sizeof(err->msg) - strlen(err->msg) - 1);
     return -1;
 }

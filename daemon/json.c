@@ -23,6 +23,8 @@ static int json_precheck(const char *text, size_t len, bool allow_nul, struct er
     bool quoted = false;
     for (size_t i = 0; i < len; i++) {
         char c = text[i];
+        if (c == '\0')
+            return err_set(err, ERR_SYNTAX, "the JSON text has a NUL byte at byte %zu", i);
         if (quoted) {
             if (c == '"')
                 quoted = false;
@@ -38,8 +40,6 @@ static int json_precheck(const char *text, size_t len, bool allow_nul, struct er
                                JSON_DEPTH_MAX);
         } else if (c == '}' || c == ']') {
             depth--;
-        } else if (c == '\0') {
-            return err_set(err, ERR_SYNTAX, "the JSON text has a NUL byte at byte %zu", i);
         }
     }
     return 0;

@@ -27,6 +27,7 @@
 #include "listener.h"
 #include "log.h"
 #include "nccl.h"
+#include "once.h"
 #include "pool.h"
 #include "systemd.h"
 #include "template.h"
@@ -192,6 +193,7 @@ static void server_start_signals(struct server *s)
     }
     uint64_t ms = systemd_watchdog_ms();
     uv_timer_init(&s->loop, &s->watchdog);
+    s->watchdog.data = s;
     if (ms)
         uv_timer_start(&s->watchdog, server_on_watchdog, 0, ms);
 }
@@ -216,6 +218,7 @@ static int server_start(struct server *s, struct err *err)
     s->api = (struct api){.pool = &s->pool,
                           .auth = &s->auth,
                           .config = s->config,
+                          .once = once_new(),
                           .started = util_now(),
                           .shutdown = server_shutdown,
                           .shutdown_ctx = s};
@@ -228,11 +231,14 @@ static int server_start(struct server *s, struct err *err)
     return 0;
 }
 
-static void server_close_handle(uv_handle_t *handle, void *ctx)
+static void server_close_handles(struct server *s)
 {
-    (void)ctx;
-    if (!uv_is_closing(handle))
-        uv_close(handle, NULL);
+    for (size_t i = 0; i < UTIL_COUNT(s->signals); i++) {
+        if (s->signals[i].data)
+            uv_close((uv_handle_t *)&s->signals[i], NULL);
+    }
+    if (s->watchdog.data)
+        uv_close((uv_handle_t *)&s->watchdog, NULL);
 }
 
 /* In the reverse order of the start. */
@@ -244,11 +250,11 @@ static void server_end(struct server *s)
     if (s->templates)
         templates_close(s->templates);
     hub_close(s->hub);
-    for (int i = 0; i < SERVER_LAST_TURNS && uv_run(&s->loop, UV_RUN_NOWAIT); i++) {
-        if (i == SERVER_LAST_TURNS / 2)
-            uv_walk(&s->loop, server_close_handle, NULL); /* our signals and timers */
-    }
+    server_close_handles(s);
+    for (int i = 0; i < SERVER_LAST_TURNS && uv_run(&s->loop, UV_RUN_NOWAIT); i++)
+        ;
     ws_free(s->ws);
+    once_free(s->api.once);
     if (uv_loop_close(&s->loop) != 0)
         log_error("some handles were not closed");
     nccl_close(s->nccl);

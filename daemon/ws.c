@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ws.c - the WebSocket endpoint on the loop: libwebsockets is a guest here, it does not listen.
+ * On a foreign loop its context is destroyed in two calls, with turns of the loop between them.
  *
  * A text message is a call of the API; its answer repeats the message's id, and the events of cells
  * follow as they are in the journal. libwebsockets may write only when it says so: answers queue,
@@ -372,5 +373,7 @@ void ws_close(struct ws *w)
 
 void ws_free(struct ws *w)
 {
+    if (w)
+        lws_context_destroy(w->context); /* the second call frees what the loop's turns let go */
     free(w);
 }

@@ -20,14 +20,18 @@ from size import ROOT, functions, sources, tool
 FLOORS = {
     6: "main server",
     5: "listener http ws",
-    4: "api auth format",
+    4: "api api_cell api_daemon api_group api_namespace auth once record stream",
     3: "pool group cell rank request start lease",
     2: "output blob",
-    1: "worker hub wire launch template journal gpu nccl probe dl json frame",
+    1: "worker hub wire launch template journal gpu nccl probe dl json frame systemd",
     0: "config log err util",
 }
 # On one floor nothing goes in circles, but for these: one noun in several files.
-TOGETHER = [set("pool group cell rank request start".split()), set("hub worker".split())]
+TOGETHER = [
+    set("pool group cell rank request start".split()),
+    set("hub worker".split()),
+    set("api api_cell api_daemon api_group api_namespace".split()),
+]
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 
 # Third-party headers of daemon/ and the one file that includes them.
@@ -42,7 +46,12 @@ HOMES = {
 }
 
 # Prefixes of functions that other files see, besides the file's own name.
-PREFIXES = {"util.c": ("buf_",), "json.c": ("jw_",), "main.c": ("main",)}
+PREFIXES = {
+    "util.c": ("buf_",),
+    "json.c": ("jw_",),
+    "main.c": ("main",),
+    "template.c": ("templates_",),
+}
 
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 C_ROOMS = ("daemon/", "proto/")

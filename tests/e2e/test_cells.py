@@ -305,6 +305,25 @@ def test_timeout_of_a_cell(daemon, group):
     assert "0.3 s" in text_of(events, None, "stderr")
 
 
+def test_idempotency_key(daemon, group):
+    """The same request again follows the same cell; another one under its key is refused."""
+    key = {"Idempotency-Key": f"key-{group}"}
+    daemon.run(group, "n = 0")
+    first = daemon.cell(group, "n += 1; print(n)", **key)
+    again = daemon.cell(group, "n += 1; print(n)", **key)
+    assert first.body == again.body and text_of(again.events, 0) == "1\n"
+    other = daemon.cell(group, "n += 2", **key)
+    assert other.status == 409 and key["Idempotency-Key"] in other.json["detail"]
+    assert daemon.run(group, "print(n)") == "1\n"
+    body = {"ranks": 2, "name": f"{group}-twin"}
+    made = [daemon.request("POST", "/v1/groups", body, key) for _ in range(2)]
+    assert [m.status for m in made] == [201, 201]
+    assert made[0].json["ranks"][0]["pid"] == made[1].json["ranks"][0]["pid"]
+    body["ranks"] = 3
+    assert daemon.request("POST", "/v1/groups", body, key).status == 409
+    daemon.delete(f"{group}-twin")
+
+
 def test_slow_reader_and_big_output(daemon, group):
     """A reader that stops reading neither stops the cell nor loses a line."""
     code = "for i in range(20000): print('line', i)"

@@ -3,8 +3,8 @@
 
 It stays single-threaded and never touches CUDA or a parallel torch operation, because a forked child
 inherits neither threads nor a usable CUDA context. Requests come over a SOCK_SEQPACKET socket, one
-JSON object each, with the descriptor that becomes the child's fd 1 and 2 until it makes its own; the
-end of the socket is the end of the template.
+JSON object each, with the descriptor that becomes the child's fd 1 and 2 until it makes its own;
+the end of the socket is the end of the template.
 """
 
 import json
@@ -40,7 +40,7 @@ def serve(channel):
 
 
 def fork_orphan(channel, config, output):
-    """Forks twice, so that the child's parent becomes ddipd. Returns its pid, or None in the child."""
+    """Forks twice: the child's parent becomes ddipd. Returns its pid, or None in the child."""
     read_end, write_end = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -58,7 +58,7 @@ def fork_orphan(channel, config, output):
 
 
 def become_child(channel, config, output, pipe_ends):
-    """What a fresh interpreter would have: its own session, folder, environment, output, signals."""
+    """What a fresh interpreter would have: its own session, folder, output and signals."""
     os.setsid()
     channel.close()
     for fd in pipe_ends:
