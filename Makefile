@@ -130,13 +130,23 @@ check: deps
 
 unit: build $(UNIT_TESTS) $(FUZZ_REPLAY) $(FAKES)
 
-$(B)/tests/%: tests/unit/%.c tests/unit/tap.h $(DAEMON_OBJ) $(FAKES) $(B)/flags
+$(B)/tests/%: tests/unit/%.c $(wildcard tests/unit/*.h) $(DAEMON_OBJ) $(FAKES) $(B)/flags
 	@mkdir -p $(dir $@)
 	$(CC) $(CFLAGS_ALL) -iquote tests/unit $(LDFLAGS) -o $@ $< $(DAEMON_OBJ) $(LIBS)
 
-$(B)/tests/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(DAEMON_OBJ) $(B)/flags
+# The worker library is tested from inside: its objects instead of the daemon's.
+$(B)/tests/test_ddip%: tests/unit/test_ddip%.c $(wildcard tests/unit/*.h) $(WORKER_OBJ) $(B)/flags
+	@mkdir -p $(dir $@)
+	$(CC) $(CFLAGS_ALL) -iquote tests/unit -iquote daemon/worker $(LDFLAGS) -o $@ $< $(WORKER_OBJ) -pthread -ldl
+
+$(B)/tests/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(wildcard tests/fuzz/*.h) $(DAEMON_OBJ) $(B)/flags
 	@mkdir -p $(dir $@)
 	$(CC) $(CFLAGS_ALL) $(LDFLAGS) -o $@ $< tests/fuzz/replay.c $(DAEMON_OBJ) $(LIBS)
+
+# The same targets with clang's fuzzer (tests/fuzz/run.py says how).
+$(B)/fuzz/%: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) $(DAEMON_OBJ) $(B)/flags
+	@mkdir -p $(dir $@)
+	$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(DAEMON_OBJ) $(LIBS)
 
 # Stand-ins for hardware that is not there; tests name them to ddipd by path.
 $(B)/fakes/%.so: tests/fakes/%.c tests/fakes/fake_gpu.h $(B)/flags

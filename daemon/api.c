@@ -28,7 +28,7 @@ struct api_route {
 
 static const struct api_route api_routes[] = {
     {"GET", "/healthz", NULL, api_daemon_health, API_BODY_NONE, true},
-    {"GET", "/readyz", NULL, api_daemon_health, API_BODY_NONE, true},
+    {"GET", "/readyz", NULL, api_daemon_ready, API_BODY_NONE, true},
     {"GET", "/v1/info", "info", api_daemon_info, API_BODY_NONE, false},
     {"GET", "/v1/gpus", "gpus", api_daemon_gpus, API_BODY_NONE, false},
     {"POST", "/v1/shutdown", "shutdown", api_daemon_shutdown, API_BODY_MEMORY, false},
@@ -143,6 +143,15 @@ void api_answer_json(struct api_call *call, int status)
 {
     buf_addc(&call->out, '\n');
     api_answer(call, status, "application/json");
+}
+
+const char *api_reason(int status)
+{
+    for (size_t i = 0; i < UTIL_COUNT(api_statuses); i++) {
+        if (api_statuses[i].status == status)
+            return api_statuses[i].title;
+    }
+    return "Internal Server Error";
 }
 
 static void api_rank_error(struct jw *w, const json *error)
@@ -380,22 +389,27 @@ struct group *api_group(struct api_call *call, struct err *err)
 
 static int api_rank_out_of_range(const struct group *g, const char *what, struct err *err)
 {
-    return err_set(err, ERR_INVALID, "rank %s: the group %s has the ranks 0 to %d", what,
+    return err_set(err, ERR_INVALID, "rank %.40s: the group %s has the ranks 0 to %d", what,
                    g->spec.name, g->spec.ranks - 1);
 }
 
 static int api_ranks_text(const struct group *g, const char *text, bool *mask, struct err *err)
 {
-    while (*text) {
-        char part[16];
+    if (!*text)
+        return err_set(err, ERR_INVALID, "\"ranks\" names no rank");
+    do {
         size_t n = strcspn(text, ",");
-        uint64_t rank;
-        snprintf(part, sizeof(part), "%.*s", (int)(n < 15 ? n : 15), text);
-        if (util_parse_u64(part, 0, (uint64_t)g->spec.ranks - 1, &rank) < 0)
-            return api_rank_out_of_range(g, part, err);
+        char *part = util_strndup(text, n);
+        uint64_t rank = 0;
+        int rc = util_parse_u64(part, 0, (uint64_t)g->spec.ranks - 1, &rank);
+        if (rc < 0)
+            api_rank_out_of_range(g, part, err);
+        free(part);
+        if (rc < 0)
+            return -1;
         mask[rank] = true;
-        text += n + (text[n] == ',');
-    }
+        text += n;
+    } while (*text++ == ',');
     return 0;
 }
 
@@ -433,20 +447,57 @@ int api_ranks(struct api_call *call, const struct group *g, const char *name, bo
     return rc;
 }
 
-bool api_accepts(const char *accept, const char *media_type)
+/* How one element of an Accept header names a type: 3 exactly, 2 "kind/", 1 any, 0 not at all. */
+static int api_accept_match(const char *element, size_t len, const char *type)
 {
-    size_t kind = strcspn(media_type, "/") + 1;
-    while (accept && *accept) {
+    size_t kind = strcspn(type, "/") + 1;
+    if (len == strlen(type) && strncasecmp(element, type, len) == 0)
+        return 3;
+    if (len == kind + 1 && element[kind] == '*' && strncasecmp(element, type, kind) == 0)
+        return 2;
+    return len == 3 && strncmp(element, "*/*", 3) == 0;
+}
+
+/* The quality an Accept header gives a type: that of the element which names it most exactly. */
+static double api_accept_quality(const char *accept, const char *type, int *exact)
+{
+    double quality = 0;
+    *exact = 0;
+    while (*accept) {
         accept += strspn(accept, " ,\t");
-        size_t n = strcspn(accept, ",; \t");
-        if ((n == strlen(media_type) && strncasecmp(accept, media_type, n) == 0) ||
-            (n == 3 && strncmp(accept, "*/*", 3) == 0) ||
-            (n == kind + 1 && accept[kind] == '*' && strncasecmp(accept, media_type, kind) == 0))
-            return true;
-        accept += n;
-        accept += strcspn(accept, ",");
+        size_t len = strcspn(accept, ",; \t"), all = strcspn(accept, ",");
+        int match = api_accept_match(accept, len, type);
+        if (match > *exact) {
+            char *params = util_strndup(accept + len, all - len);
+            const char *q = strcasestr(params, "q=");
+            quality = q ? strtod(q + 2, NULL) : 1;
+            *exact = match;
+            free(params);
+        }
+        accept += all;
     }
-    return false;
+    return quality;
+}
+
+int api_choose(const char *accept, const char *const *types, size_t count, bool *wild)
+{
+    int best = -1, best_exact = 0;
+    double best_quality = 0;
+    *wild = true;
+    if (!accept)
+        return 0;
+    for (size_t i = 0; i < count; i++) {
+        int exact;
+        double quality = api_accept_quality(accept, types[i], &exact);
+        if (quality > best_quality ||
+            (quality > 0 && quality == best_quality && exact > best_exact)) {
+            best = (int)i;
+            best_exact = exact;
+            best_quality = quality;
+        }
+    }
+    *wild = best_exact < 3;
+    return best;
 }
 
 bool api_prefers_async(const struct api_call *call)

@@ -114,8 +114,10 @@ struct group *api_group(struct api_call *call, struct err *err) ERR_MUST_CHECK;
  * not given. */
 int api_ranks(struct api_call *call, const struct group *g, const char *name, bool **mask,
               struct err *err) ERR_MUST_CHECK;
-/* Does a header's list name the media type (or a wildcard for it)? */
-bool api_accepts(const char *accept, const char *media_type);
+/* Which of the media types the Accept header likes best (RFC 9110: q, then how exactly it is named,
+ * then the order in types); no header: the first. -1: none of them. *wild: only a wildcard named
+ * it. */
+int api_choose(const char *accept, const char *const *types, size_t count, bool *wild);
 bool api_prefers_async(const struct api_call *call);
 
 /* Answers; each makes the state API_ANSWERED and calls ready when api_handle has already returned.
@@ -126,6 +128,9 @@ void api_problem(struct api_call *call, const struct err *err, const json *rank_
 /* Starts an answer whose body is JSON: write into the returned writer, then api_answer_json. */
 struct jw api_json(struct api_call *call);
 void api_answer_json(struct api_call *call, int status);
+
+/* The title of a status that a problem can have. */
+const char *api_reason(int status);
 
 /* The call is under way; cancel undoes it when the asker goes first. */
 void api_pending(struct api_call *call, void (*cancel)(struct api_call *call));

@@ -36,21 +36,17 @@ static void api_cell_wake(void *ctx)
         call->wake(call->ctx);
 }
 
+/* What cannot be had is answered in the default form rather than refused: the cell has run either
+ * way. */
 static enum stream_format api_cell_format(const struct api_call *call)
 {
     static const enum stream_format formats[] = {STREAM_NDJSON, STREAM_RECORD, STREAM_SSE,
                                                  STREAM_PLAIN};
-    const char *accept = call->headers.accept;
-    for (size_t i = 0; accept && i < UTIL_COUNT(formats); i++) {
-        char bare[32];
-        const char *type = stream_media_type(formats[i]);
-        size_t n = strcspn(type, ";");
-        memcpy(bare, type, n);
-        bare[n] = '\0';
-        if (api_accepts(accept, bare))
-            return formats[i];
-    }
-    return STREAM_NDJSON;
+    static const char *const types[] = {"application/x-ndjson", "application/json",
+                                        "text/event-stream", "text/plain"};
+    bool wild;
+    int best = api_choose(call->headers.accept, types, UTIL_COUNT(types), &wild);
+    return best < 0 ? STREAM_NDJSON : formats[best];
 }
 
 static void api_cell_follow(struct api_call *call, struct group *g, uint32_t cell, uint64_t after,
@@ -137,6 +133,8 @@ static struct cell *api_cell_make(struct api_call *call, struct group *g,
     for (int i = 0; i < g->spec.ranks; i++)
         hash = once_hash(hash, spec->ranks && !spec->ranks[i] ? "0" : "1", 1);
     hash = once_hash(hash, &spec->timeout_s, sizeof(spec->timeout_s));
+    hash = once_hash(hash, &spec->silent, sizeof(spec->silent));
+    hash = once_hash(hash, &spec->store_history, sizeof(spec->store_history));
     struct once_key once = {spec->uid, key, g->spec.name, hash};
     struct group *found = NULL;
     struct cell *c = NULL;

@@ -20,6 +20,17 @@ void api_daemon_health(struct api_call *call)
     api_answer(call, 200, "text/plain; charset=utf-8");
 }
 
+void api_daemon_ready(struct api_call *call)
+{
+    struct err err = ERR_INIT;
+    if (!call->api->pool->drained) {
+        api_daemon_health(call);
+        return;
+    }
+    err_set(&err, ERR_UNAVAILABLE, "the daemon is shutting down");
+    api_problem(call, &err, NULL);
+}
+
 static void api_daemon_cuda(struct jw *w, const struct gpu *gpu)
 {
     jw_object(w, "cuda");

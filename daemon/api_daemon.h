@@ -6,6 +6,7 @@
 struct api_call;
 
 void api_daemon_health(struct api_call *call);
+void api_daemon_ready(struct api_call *call);
 void api_daemon_info(struct api_call *call);
 void api_daemon_gpus(struct api_call *call);
 void api_daemon_shutdown(struct api_call *call);

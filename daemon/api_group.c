@@ -82,7 +82,7 @@ void api_group_create(struct api_call *call)
     struct group *g = NULL;
     struct once_key key = {.uid = call->peer.uid,
                            .key = call->headers.idempotency_key,
-                           .scope = "groups",
+                           .scope = "/v1/groups",
                            .hash = once_hash(ONCE_HASH_INIT, call->body.data, call->body.len)};
     int seen = once_find(call->api->once, call->api->pool, &key, &g, NULL, err);
     if (seen == 0 && body && json_get_bool(body, "wait", &wait, err) >= 0) {

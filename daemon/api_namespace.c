@@ -223,20 +223,20 @@ void api_namespace_put(struct api_call *call)
 void api_namespace_get(struct api_call *call)
 {
     struct group *g = api_namespace_named(call);
-    const char *accept = call->headers.accept, *type = NULL;
+    bool wild;
+    int best = api_choose(call->headers.accept, api_namespace_types,
+                          UTIL_COUNT(api_namespace_types), &wild);
     if (!g)
         return;
-    for (size_t i = 0; accept && !type && i < UTIL_COUNT(api_namespace_types); i++) {
-        if (api_accepts(accept, api_namespace_types[i]) && !strstr(accept, "*/*"))
-            type = api_namespace_types[i];
-    }
-    if (accept && !type && !strstr(accept, "*/*")) {
-        err_set(&call->err, ERR_NOT_ACCEPTABLE, "a value cannot be given as \"%.80s\"", accept);
+    if (best < 0) {
+        err_set(&call->err, ERR_NOT_ACCEPTABLE, "a value cannot be given as \"%.80s\"",
+                call->headers.accept);
         err_hint(&call->err,
                  "application/json, text/plain, application/x-npy or application/x-pickle");
         api_problem(call, &call->err, NULL);
         return;
     }
+    const char *type = wild ? NULL : api_namespace_types[best]; /* NULL: the rank chooses */
     bool *mask = api_namespace_one_rank(call, g, &call->err);
     if (!mask) {
         api_problem(call, &call->err, NULL);

@@ -57,14 +57,14 @@ static void cell_event(struct cell *c, int rank, struct buf *members)
     buf_deinit(members);
 }
 
-static void cell_status_event(struct cell *c, const char *state, size_t place)
+static void cell_status_event(struct cell *c, const char *state, size_t ahead)
 {
     struct buf members = BUF_INIT;
     struct jw w = JW_INIT(&members);
     jw_string(&w, "type", "status");
     jw_string(&w, "execution_state", state);
-    if (place)
-        jw_int(&w, "position", (int64_t)place);
+    if (ahead)
+        jw_int(&w, "position", (int64_t)ahead);
     cell_event(c, OUTPUT_NO_RANK, &members);
 }
 
@@ -188,9 +188,9 @@ struct cell *cell_new(struct group *g, const struct cell_spec *spec, struct err 
     g->cells_len++;
     cell_drop_old(g);
     cell_input_event(c);
-    size_t place = group_queue_place(g, &c->job);
-    if (g->running || place > 1 || g->state != GROUP_READY)
-        cell_status_event(c, "queued", g->running ? place : place - 1);
+    size_t ahead = group_queue_ahead(g, &c->job);
+    if (ahead || g->state != GROUP_READY)
+        cell_status_event(c, "queued", ahead);
     group_commit(g);
     group_wake(g);
     return c;
@@ -205,6 +205,12 @@ struct cell *cell_find(struct group *g, uint32_t number)
             return c;
     }
     return NULL;
+}
+
+uint32_t cell_for_output(struct group *g, uint32_t number)
+{
+    struct cell *c = number ? cell_find(g, number) : NULL;
+    return c && c->finished <= 0 ? number : OUTPUT_NO_CELL;
 }
 
 static void cell_on_timeout(uv_timer_t *timer)

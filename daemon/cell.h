@@ -56,6 +56,8 @@ const char *cell_state_name(const struct cell *c);
  * has returned to the loop. */
 struct cell *cell_new(struct group *g, const struct cell_spec *spec,
                       struct err *err) ERR_MUST_CHECK;
+/* The cell that output of cell `number` belongs to: itself, or none once it is done. */
+uint32_t cell_for_output(struct group *g, uint32_t number);
 struct cell *cell_find(struct group *g, uint32_t number);
 void cell_close(struct cell *c); /* forgets the record */
 

@@ -106,7 +106,7 @@ static int config_number(const struct config_option *o, const char *value, uint6
 static char *config_expand(const char *value)
 {
     const char *home = getenv("HOME");
-    if (strncmp(value, "~/", 2) == 0 && home)
+    if (home && value[0] == '~' && (value[1] == '/' || !value[1]))
         return util_printf("%s%s", home, value + 1);
     return util_strdup(value);
 }
@@ -360,6 +360,8 @@ void config_print(const struct config *c, struct buf *out)
     for (size_t i = 0; i < UTIL_COUNT(config_options); i++) {
         const struct config_option *o = &config_options[i];
         const void *field = (const char *)c + o->offset;
+        if (o->offset == offsetof(struct config, config))
+            continue; /* a file cannot name another */
         if (o->kind == CONFIG_TEXT)
             buf_addf(out, "%s = %s\n", o->name, *(char *const *)field);
         else

@@ -115,14 +115,30 @@ static void group_tell(struct group *g, bool gone, const struct err *err)
 
 /* --- jobs --- */
 
+/* "0,2", as ?ranks= takes it. */
+static const char *group_dead_ranks(const struct group *g, char *out, size_t cap)
+{
+    size_t n = 0;
+    out[0] = '\0';
+    for (int i = 0; i < g->spec.ranks && n + 12 < cap; i++) {
+        if (!g->ranks[i].worker)
+            n += (size_t)snprintf(out + n, cap - n, "%s%d", n ? "," : "", i);
+    }
+    return out;
+}
+
 int group_check_ready(const struct group *g, struct err *err)
 {
+    char dead[256];
     if (g->state == GROUP_READY || g->state == GROUP_STARTING)
         return 0;
     err_set(err, ERR_CONFLICT, "the group %s is %s%s%s", g->spec.name, group_state_names[g->state],
             g->reason.msg[0] ? ": " : "", g->reason.msg);
     if (g->state == GROUP_DEGRADED)
-        err_hint(err, "POST /v1/groups/%s/restart starts it again", g->spec.name);
+        err_hint(err,
+                 "POST /v1/groups/%s/restart?ranks=%s starts what is dead again, the others keep "
+                 "their namespaces",
+                 g->spec.name, group_dead_ranks(g, dead, sizeof(dead)));
     else if (g->state == GROUP_FAILED)
         err_hint(err, "DELETE /v1/groups/%s and create it again", g->spec.name);
     return -1;
@@ -173,19 +189,19 @@ void group_job_done(struct group *g, struct job *job)
     group_wake(g);
 }
 
-size_t group_queue_place(const struct group *g, const struct job *job)
+size_t group_queue_ahead(const struct group *g, const struct job *job)
 {
     const struct job *j;
-    size_t place = 0;
+    size_t ahead = g->running != NULL;
     if (!job->queued)
         return 0;
     TAILQ_FOREACH(j, &g->queue, link)
     {
-        place++;
         if (j == job)
             break;
+        ahead++;
     }
-    return place;
+    return ahead;
 }
 
 static void group_abandon_jobs(struct group *g, const char *why)

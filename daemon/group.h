@@ -156,8 +156,8 @@ int group_check_ready(const struct group *g, struct err *err) ERR_MUST_CHECK;
 int group_enqueue(struct group *g, struct job *job, struct err *err) ERR_MUST_CHECK;
 void group_wake(struct group *g); /* looks for the next job, later */
 void group_job_done(struct group *g, struct job *job);
-size_t group_queue_place(const struct group *g,
-                         const struct job *job); /* 0: running or not there */
+/* How many cells and requests come before it. */
+size_t group_queue_ahead(const struct group *g, const struct job *job);
 void group_event(struct group *g, uint32_t cell, int rank, const struct buf *members);
 int group_commit(struct group *g); /* -1: logged; what was added is kept */
 

@@ -252,7 +252,9 @@ static struct http_request *http_begin(struct http *h, struct MHD_Connection *co
     r->http = h;
     r->conn = conn;
     api_call_init(call, h->api, auth_peer_of(info ? info->connect_fd : -1));
-    call->method = method; /* libmicrohttpd's, for as long as the request */
+    /* of HEAD libmicrohttpd leaves the body out itself; the text is its own, as long as the request
+     */
+    call->method = strcmp(method, "HEAD") == 0 ? "GET" : method;
     call->path = util_strdup(path);
     call->wake = call->ready = http_wake;
     call->ctx = r;

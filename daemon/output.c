@@ -282,8 +282,8 @@ static bool output_raw_line(struct output_sub *s, const char **line, size_t *len
 {
     struct err err = ERR_INIT;
     for (;;) {
-        char *start = (char *)s->chunk.data + s->used;
-        char *nl = s->chunk.len > s->used ? memchr(start, '\n', s->chunk.len - s->used) : NULL;
+        char *start = s->chunk.len > s->used ? (char *)s->chunk.data + s->used : NULL;
+        char *nl = start ? memchr(start, '\n', s->chunk.len - s->used) : NULL;
         if (nl) {
             *line = start;
             *len = (size_t)(nl - start) + 1;

@@ -192,6 +192,8 @@ struct group *pool_create(struct pool *p, const json *body, uid_t uid, struct er
     struct group_spec spec = {.uid = uid};
     if (!json_is_object(body)) {
         err_set(err, ERR_INVALID, "the body must be a JSON object");
+    } else if (p->drained) {
+        err_set(err, ERR_UNAVAILABLE, "the daemon is shutting down");
     } else if (p->groups_len >= p->config->group_limit) {
         err_set(err, ERR_UNAVAILABLE, "there are %zu groups already", p->groups_len);
         err_hint(err, "delete one, or raise group_limit");

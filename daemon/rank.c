@@ -66,9 +66,15 @@ void rank_leave(struct rank *r, bool respawn)
 
 /* --- what a rank says --- */
 
+/* `done` is a cell's last event: what comes later, from a thread say, belongs to no cell. */
+static struct output_origin rank_origin(const struct rank *r, uint32_t cell, uint64_t number)
+{
+    return (struct output_origin){cell_for_output(r->group, cell), r->index, number};
+}
+
 static void rank_note(struct rank *r, uint32_t cell, const char *text)
 {
-    struct output_origin from = {.cell = cell, .rank = r->index};
+    struct output_origin from = rank_origin(r, cell, 0);
     output_stream(r->group->output, from, 2, text, strlen(text));
 }
 
@@ -91,6 +97,8 @@ static const char *rank_event_fault(const struct frame *f)
     const char *text = (const char *)f->payload;
     if (f->length < sizeof(start) || memcmp(text, start, sizeof(start) - 1) != 0)
         return "no type at its start";
+    if (text[f->length - 1] != '}')
+        return "something after its end";
     for (uint32_t i = 0; i < f->length; i++) {
         if ((unsigned char)text[i] < 0x20)
             return "a control character";
@@ -101,7 +109,9 @@ static const char *rank_event_fault(const struct frame *f)
     const char *type = first ? json_string(first) : NULL;
     const char *fault = "no known type";
     for (size_t i = 0; type && i < UTIL_COUNT(types); i++) {
-        if (strcmp(type, types[i]) == 0)
+        size_t n = strlen(types[i]);
+        if (strcmp(type, types[i]) == 0 && strncmp(text + sizeof(start) - 1, type, n) == 0 &&
+            text[sizeof(start) - 1 + n] == '"') /* spelled without escapes */
             fault = NULL;
     }
     for (const json *c = first; c && !fault; c = json_next(c)) {
@@ -116,7 +126,7 @@ static void rank_event(struct rank *r, const struct frame *f)
 {
     const char *fault = rank_event_fault(f);
     if (!fault) {
-        struct output_origin from = {f->cell, r->index, f->number};
+        struct output_origin from = rank_origin(r, f->cell, f->number);
         output_add(r->group->output, from, (const char *)f->payload + 1, f->length - 2);
         return;
     }
@@ -134,7 +144,7 @@ static void rank_gap(struct rank *r, const struct frame *f, const json *content)
     jw_string(&w, "type", "gap");
     jw_int(&w, "dropped_events", events);
     jw_int(&w, "dropped_bytes", bytes);
-    struct output_origin from = {f->cell, r->index, f->number};
+    struct output_origin from = rank_origin(r, f->cell, f->number);
     output_add(r->group->output, from, (const char *)members.data, members.len);
     buf_deinit(&members);
 }
@@ -205,7 +215,6 @@ static void rank_json(struct rank *r, const struct frame *f, int fds[FRAME_MAX_F
 static void rank_on_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FDS])
 {
     struct rank *r = ctx;
-    struct output_origin from = {f->cell, r->index, f->number};
     switch (f->type) {
     case FRAME_HELLO:
         if (r->state == RANK_STARTING) {
@@ -214,8 +223,8 @@ static void rank_on_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FD
         }
         break;
     case FRAME_STREAM:
-        output_stream(r->group->output, from, f->arg == 2 ? 2 : 1, (const char *)f->payload,
-                      f->length);
+        output_stream(r->group->output, rank_origin(r, f->cell, f->number), f->arg == 2 ? 2 : 1,
+                      (const char *)f->payload, f->length);
         break;
     case FRAME_EVENT:
         rank_event(r, f);
@@ -228,8 +237,7 @@ static void rank_on_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FD
 static void rank_on_output(void *ctx, int fd, const char *text, size_t len)
 {
     struct rank *r = ctx;
-    struct output_origin from = {.cell = r->cell, .rank = r->index};
-    output_stream(r->group->output, from, fd, text, len);
+    output_stream(r->group->output, rank_origin(r, r->cell, 0), fd, text, len);
 }
 
 static void rank_on_batch(void *ctx)

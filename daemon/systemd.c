@@ -52,6 +52,8 @@ void systemd_notify(const char *fmt, ...)
     va_start(ap, fmt);
     int len = vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    if (len >= (int)sizeof(text))
+        len = sizeof(text) - 1;
     strcpy(addr.sun_path, path);
     socklen_t addr_len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(path));
     if (*path == '@')

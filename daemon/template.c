@@ -83,10 +83,12 @@ static void template_closed(uv_handle_t *handle)
     free(t);
 }
 
-/* Closes the channel, which ends the process; what was still to be forked fails with `why`. */
-static void template_end(struct template *t, const char *why)
+/* Ends the process, if it has not ended itself; what was still to be forked fails with `why`. */
+static void template_end(struct template *t, bool alive, const char *why)
 {
     log_info("template pid %d: ends: %s", (int)t->pid, why);
+    if (alive)
+        kill(t->pid, SIGKILL);
     TAILQ_REMOVE(&t->all->list, t, link);
     uv_close((uv_handle_t *)&t->poll, template_closed);
     uv_close((uv_handle_t *)&t->idle, template_closed);
@@ -104,7 +106,7 @@ void templates_close(struct templates *all)
 {
     struct template *t;
     while (all && (t = TAILQ_FIRST(&all->list)) != NULL)
-        template_end(t, "shutdown");
+        template_end(t, true, "shutdown");
     free(all);
 }
 
@@ -112,7 +114,7 @@ static void template_on_idle(uv_timer_t *timer)
 {
     struct template *t = timer->data;
     if (TAILQ_EMPTY(&t->queue))
-        template_end(t, "idle");
+        template_end(t, true, "idle");
 }
 
 static void template_died(struct template *t)
@@ -125,7 +127,7 @@ static void template_died(struct template *t)
     char *why = n > 0 ? util_strdup(words)
                       : util_printf("the Python interpreter %.*s ended without a word",
                                     (int)strcspn(t->key, "\n"), t->key);
-    template_end(t, why);
+    template_end(t, false, why);
     free(why);
 }
 

@@ -78,7 +78,7 @@ void buf_reset(struct buf *b)
 
 uint8_t *buf_room(struct buf *b, size_t more)
 {
-    if (b->cap - b->len < more) {
+    if (!b->data || b->cap - b->len < more) {
         size_t cap = b->cap ? b->cap : 256;
         while (cap - b->len < more)
             cap *= 2;

@@ -103,6 +103,8 @@ enum wire_status wire_next(struct wire *w, uint32_t max, struct frame *f, int fd
                            const char **why)
 {
     size_t size;
+    if (w->used == w->in.len)
+        return WIRE_EMPTY;
     enum frame_status st = frame_get(w->in.data + w->used, w->in.len - w->used, max, f, &size, why);
     if (st == FRAME_BAD)
         return WIRE_BAD;

@@ -51,6 +51,7 @@ struct ws {
     struct lws_context *context;
     struct lws_vhost *vhost;
     TAILQ_HEAD(, ws_session) sessions;
+    size_t sessions_len;
 };
 
 /* --- calls --- */
@@ -197,6 +198,7 @@ static void ws_session_init(struct ws_session *s, struct ws *w, struct lws *wsi)
     *s = (struct ws_session){.ws = w, .wsi = wsi, .peer = auth_peer_of(lws_get_socket_fd(wsi))};
     TAILQ_INIT(&s->calls);
     TAILQ_INSERT_TAIL(&w->sessions, s, link);
+    w->sessions_len++;
 }
 
 static void ws_session_deinit(struct ws_session *s)
@@ -208,6 +210,7 @@ static void ws_session_deinit(struct ws_session *s)
         ws_call_free(c);
     buf_deinit(&s->rx);
     TAILQ_REMOVE(&s->ws->sessions, s, link);
+    s->ws->sessions_len--;
     s->ws = NULL;
 }
 
@@ -243,11 +246,13 @@ static void ws_refuse(struct ws *w, struct lws *wsi, const struct err *err)
     struct buf text = BUF_INIT;
     api_call_init(&call, w->api, auth_peer_of(lws_get_socket_fd(wsi)));
     api_problem(&call, err, NULL);
-    buf_addf(&text, "HTTP/1.1 %d Refused\r\nContent-Type: %s\r\nContent-Length: %zu\r\n",
-             call.status, call.content_type, call.out.len);
+    buf_addf(&text, "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n", call.status,
+             api_reason(call.status), call.content_type, call.out.len);
     if (call.status == 426)
         buf_adds(&text, "Upgrade: websocket\r\n");
-    buf_adds(&text, "Connection: close\r\n\r\n");
+    if (call.status == 401)
+        buf_adds(&text, "WWW-Authenticate: Bearer\r\n");
+    buf_adds(&text, "Cache-Control: no-store\r\nConnection: close\r\n\r\n");
     buf_add(&text, call.out.data, call.out.len);
     if (send(lws_get_socket_fd(wsi), text.data, text.len, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
         log_debug("ws: cannot refuse: %s", strerror(errno));
@@ -275,6 +280,9 @@ static int ws_admit(struct ws *w, struct lws *wsi)
     char *host = ws_header(wsi, WSI_TOKEN_HOST), *origin = ws_header(wsi, WSI_TOKEN_ORIGIN);
     struct auth_claims claims = {authorization, host, origin};
     int rc = auth_check(w->api->auth, &peer, &claims, false, &err);
+    if (rc == 0 && w->sessions_len >= w->api->config->connection_limit)
+        rc = err_set(&err, ERR_UNAVAILABLE, "%zu WebSocket connections are open already",
+                     w->sessions_len);
     if (rc < 0)
         ws_refuse(w, wsi, &err);
     free(authorization);

@@ -91,9 +91,12 @@ class Client:
         """Ends a group and all its processes; returns {"name", "state": "gone"}."""
         return self._request("DELETE", _path(group))
 
-    def restart(self, group="default", ranks=None):
-        """Starts the same ranks again, or `ranks` alone; returns the group when it is ready."""
-        return self._request("POST", _path(group, "restart"), ranks=ranks)
+    def restart(self, group="default", ranks=None, timeout=None):
+        """Starts the same ranks again, or `ranks` alone; returns the group when it is ready.
+
+        timeout: how long to wait for that, in seconds; None: as long as it takes.
+        """
+        return self._request("POST", _path(group, "restart"), ranks=ranks, timeout=timeout)
 
     def interrupt(self, group="default", cell=None):
         """Stops the running cell, or `cell` alone; returns {"cell", "ranks"}."""

@@ -4,6 +4,7 @@
 import contextlib
 import os
 import re
+import sys
 import time
 
 from IPython.core.error import UsageError
@@ -71,7 +72,8 @@ class DdipMagics(Magics):
             elif args.gpus or args.ranks:
                 self._make(name, args)
             elif args.restart:
-                self._say(self.client.restart(name, _ranks(args.restart)), "restarted")
+                again = self.client.restart(name, _ranks(args.restart), args.timeout)
+                self._say(again, "restarted")
             if args.info or not line.strip():
                 self._info(name)
 
@@ -86,9 +88,9 @@ class DdipMagics(Magics):
 
     def _kill(self, name):
         with contextlib.suppress(NotRunning):
-            if group := self._group(name):
+            if self._group(name):
                 self.client.delete_group(name)
-                print(f"ddip: ended group {name!r} ({_shape(group)})")
+                print(f"ddip: ended group {name!r} and its processes")
                 return
         print(f"ddip: there is no group {name!r}")
 
@@ -217,8 +219,9 @@ class DdipMagics(Magics):
             return
         if self.verbose:
             print(f"ddip: running on {'all ranks' if ranks is None else ranks} of {name!r}")
-        more = {"appcmd": args.appcmd} if args.appcmd else {}
-        cell = self.client.execute(code, name, ranks, args.timeout, **more)
+        if args.appcmd:
+            print("ddip: apps have no commands yet; --appcmd is ignored", file=sys.stderr)
+        cell = self.client.execute(code, name, ranks, args.timeout)
         see = _ranks(args.see) if args.see else [min(ranks or [0])]
         self._follow(cell, Renderer(see, args.quiet))
 

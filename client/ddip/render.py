@@ -14,7 +14,8 @@ from IPython.display import clear_output, publish_display_data
 
 from .errors import DdipCellError
 
-_NOISE = re.compile(r"\x1b\[[0-9;]*m|0x[0-9a-fA-F]+")
+# What makes equal errors of two ranks look different: colours, addresses, numbers of cells.
+_NOISE = re.compile(r"\x1b\[[0-9;]*m|0x[0-9a-fA-F]+|In\s?\[\d+\]")
 _LINE_MAX = 65536  # characters; an unfinished line is shown from there on
 
 
@@ -98,7 +99,7 @@ class Renderer:
 
     def _status(self, event):
         if event.get("execution_state") == "queued":
-            self._write("stderr", f"ddip: waiting, place {event.get('position')} in the queue\n")
+            self._write("stderr", f"ddip: waiting; {event.get('position', 0)} before it\n")
 
     def _write(self, name, text):
         (sys.stderr if name == "stderr" else sys.stdout).write(text)

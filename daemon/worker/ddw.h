@@ -50,9 +50,10 @@ struct ddw {
     /* link.c */
     char *path, *hello;
     struct wire wire;
-    bool welcomed;    /* the daemon has said from which number to send */
-    int kick;         /* eventfd that wakes the thread */
-    uint64_t lost_ns; /* since when there is no daemon; 0: there is one, or none was tried yet */
+    bool welcomed;     /* the daemon has said from which number to send */
+    int kick;          /* eventfd that wakes the thread */
+    uint64_t lost_ns;  /* since when there is no daemon; 0: there is one, or none was tried yet */
+    uint64_t retry_ns; /* no connection is tried before; 0: at once */
     uint64_t orphan_timeout_ns;
     bool orphaned;
 

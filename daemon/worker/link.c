@@ -16,7 +16,7 @@
 
 #include "ddw.h"
 
-#define LINK_RETRY_MS 250
+#define LINK_RETRY_NS (250ull * 1000 * 1000)
 #define LINK_HOLD_NS (10ull * 1000 * 1000) /* how long an unfinished line may wait for its end */
 #define LINK_READ (64 * 1024)
 
@@ -46,6 +46,7 @@ static int link_connect(void)
 static void link_open(void)
 {
     int fd = link_connect();
+    ddw.retry_ns = util_monotonic_ns() + LINK_RETRY_NS;
     if (fd < 0) {
         if (!ddw.lost_ns)
             ddw.lost_ns = util_monotonic_ns();
@@ -78,7 +79,7 @@ static void link_frame(const struct frame *f, int fds[FRAME_MAX_FDS])
     switch (f->type) {
     case FRAME_WELCOME:
         ddw.welcomed = true;
-        ddw.lost_ns = 0;
+        ddw.lost_ns = ddw.retry_ns = 0;
         backlog_restart(f->number);
         break;
     case FRAME_ACK:
@@ -135,7 +136,7 @@ static int link_timeout_ms(uint64_t now)
         ms = link_until(now, (b->held.len ? b->held_since_ns : now) + LINK_HOLD_NS);
     if (ddw.interrupt_next_ns)
         ms = link_sooner(ms, link_until(now, ddw.interrupt_next_ns));
-    return ddw.wire.fd < 0 ? link_sooner(ms, LINK_RETRY_MS) : ms;
+    return ddw.wire.fd < 0 ? link_sooner(ms, link_until(now, ddw.retry_ns)) : ms;
 }
 
 /* An unfinished line has waited long enough; after a quiet interval nothing is watched any more. */
@@ -178,7 +179,7 @@ void *link_run(void *unused)
     (void)unused;
     pthread_mutex_lock(&ddw.lock);
     for (;;) {
-        if (ddw.wire.fd < 0)
+        if (ddw.wire.fd < 0 && util_monotonic_ns() >= ddw.retry_ns)
             link_open();
         bool alone = ddw.lost_ns != 0 && ddw.wire.fd < 0;
         short out = ddw.backlog.unsent && ddw.welcomed ? POLLOUT : 0;

@@ -44,10 +44,9 @@ def main():
             daemon.create(ranks=ranks, name=name)
             measure(client, options.code, name, 100)
             times = measure(client, options.code, name, options.cells)
-            print(
-                f"{ranks} ranks: p50 {quantile(times, 0.5) * 1e3:.3f} ms, "
-                f"p90 {quantile(times, 0.9) * 1e3:.3f} ms, mean {statistics.mean(times) * 1e3:.3f} ms"
-            )
+            p50, p90 = (quantile(times, share) * 1e3 for share in (0.5, 0.9))
+            mean = statistics.mean(times) * 1e3
+            print(f"{ranks} ranks: p50 {p50:.3f} ms, p90 {p90:.3f} ms, mean {mean:.3f} ms")
             daemon.delete(name)
 
 

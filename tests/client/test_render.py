@@ -143,7 +143,7 @@ def test_quiet_waits_for_the_end(capsys, shown):
 def test_waiting_is_never_silent(capsys):
     state = {"type": "status", "execution_state": "queued", "position": 2, "rank": None}
     run(state, done(), quiet=True)
-    assert "place 2 in the queue" in capsys.readouterr().err
+    assert "2 before it" in capsys.readouterr().err
 
 
 def test_unknown_events_are_ignored(capsys):

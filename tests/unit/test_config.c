@@ -70,7 +70,8 @@ static void check_defaults(void)
     is_str(c.python, "python3", "the default interpreter");
     is_str(c.config, "", "no file");
     ok(c.body_limit == 16 << 20 && c.payload_limit == 16ull << 30, "default sizes");
-    ok(c.rank_limit == 256 && c.queue_limit == 1024 && c.orphan_timeout_s == 600, "default numbers");
+    ok(c.rank_limit == 256 && c.queue_limit == 1024 && c.orphan_timeout_s == 600,
+       "default numbers");
     ok(!c.check_only, "and it runs");
     config_deinit(&c);
     ok(!c.listen && !c.socket, "nothing is left");
@@ -140,12 +141,13 @@ static void check_file_syntax(void)
     struct config c;
     struct err err;
     write_config("# a comment\n\n  \t\n listen =  [::1]:0  # and one here\r\n"
-                 "rank-limit=5\nsocket = ~/s.sock\npython =\n");
+                 "rank-limit=5\nsocket = ~/s.sock\nstate_dir = ~\npython =\n");
     setenv("HOME", "/h", 1);
     ok(load(&c, LIST("--config", file), &err) == CONFIG_RUN, "comments, blanks, CRLF: %s", err.msg);
     is_str(c.listen, "[::1]:0", "a value is trimmed");
     ok(c.rank_limit == 5, "dashes do as well");
     is_str(c.socket, "/h/s.sock", "~/ is the home folder");
+    is_str(c.state_dir, "/h", "and so is ~");
     is_str(c.python, "", "an empty value is a value");
     config_deinit(&c);
 }
@@ -155,7 +157,8 @@ static void check_print(void)
     struct config c, again;
     struct err err;
     struct buf first = BUF_INIT, second = BUF_INIT;
-    ok(load(&c, LIST("--payload-limit", "3G", "--allowed-hosts", "a, b"), &err) == CONFIG_RUN, "set");
+    ok(load(&c, LIST("--payload-limit", "3G", "--allowed-hosts", "a, b"), &err) == CONFIG_RUN,
+       "set");
     config_print(&c, &first);
     char *text = util_strdup(buf_cstr(&first));
     ok(strstr(text, "payload_limit = 3221225472\n") && strstr(text, "allowed_hosts = a, b\n"),
@@ -177,8 +180,21 @@ static void check_numbers(void)
 {
     static const char *const good[] = {"1024", "1K", "3M", "1G"};
     static const uint64_t want[] = {1024, 1024, 3 << 20, 1 << 30};
-    static const char *const bad[] = {"", "K", "1k", "1 K", "-1", "+1", "1.5M", "0x400", "1KB", "KK",
-                                      "1T", "1023", "2G", "18446744073709551616", "18014398509481984K",
+    static const char *const bad[] = {"",
+                                      "K",
+                                      "1k",
+                                      "1 K",
+                                      "-1",
+                                      "+1",
+                                      "1.5M",
+                                      "0x400",
+                                      "1KB",
+                                      "KK",
+                                      "1T",
+                                      "1023",
+                                      "2G",
+                                      "18446744073709551616",
+                                      "18014398509481984K",
                                       "99999999999999999999999999999999999G"};
     struct config c;
     struct err err;
@@ -208,7 +224,8 @@ static void check_arguments(void)
     is_str(fault(LIST("--listenx", "x")), "unknown argument \"--listenx\"", "one letter more");
     is_str(fault(LIST("--log-level", "loud")),
            "log_level must be error, warn, info or debug, not \"loud\"", "a wrong level");
-    static const char *const listens[] = {"", "3347", ":3347", "host:", "host:65536", "host:-1", "host:x"};
+    static const char *const listens[] = {
+        "", "3347", ":3347", "host:", "host:65536", "host:-1", "host:x"};
     for (size_t i = 0; i < UTIL_COUNT(listens); i++)
         ok(strstr(fault(LIST("--listen", listens[i])), "listen must be HOST:PORT or none"),
            "listen \"%s\" is refused", listens[i]);
@@ -217,8 +234,10 @@ static void check_arguments(void)
     memset(path, 'x', sizeof(path));
     path[0] = '/';
     path[101] = '\0';
-    ok(strstr(fault(LIST("--socket", path)), "is too long for a Unix socket"), "a long socket path");
-    ok(strstr(fault(LIST("--runtime-dir", path)), "is too long for a Unix socket"), "a long folder");
+    ok(strstr(fault(LIST("--socket", path)), "is too long for a Unix socket"),
+       "a long socket path");
+    ok(strstr(fault(LIST("--runtime-dir", path)), "is too long for a Unix socket"),
+       "a long folder");
 }
 
 static void check_file_faults(void)
@@ -228,12 +247,13 @@ static void check_file_faults(void)
     is_str(file_fault("# one\n\nnonsense\nlisten = none"), want, "a line without =");
     snprintf(want, sizeof(want), "%s:1: unknown setting \"colour\"", file);
     is_str(file_fault("colour = blue\n"), want, "an unknown name");
-    snprintf(want, sizeof(want), "%s:2: rank_limit must be a whole number from 1 to 1024, not \"0\"",
-             file);
+    snprintf(want, sizeof(want),
+             "%s:2: rank_limit must be a whole number from 1 to 1024, not \"0\"", file);
     is_str(file_fault("listen = none\nrank_limit = 0 # none\n"), want, "a wrong value");
     ok(strstr(file_fault("config = other"), ":1: unknown setting \"config\""), "no file in a file");
     ok(strstr(file_fault("= x"), ":1: unknown setting \"\""), "no name");
-    ok(strstr(fault(LIST("--config", "/nonexistent/c")), "cannot read /nonexistent/c: No such file"),
+    ok(strstr(fault(LIST("--config", "/nonexistent/c")),
+              "cannot read /nonexistent/c: No such file"),
        "a missing file");
     char *big = util_calloc(1, 300 * 1024);
     memset(big, '#', 300 * 1024 - 1);

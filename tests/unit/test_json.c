@@ -35,11 +35,13 @@ static const char *fault(const char *text, size_t len)
 
 static void check_syntax(void)
 {
-    static const char *const good[] = {"{}", "[]", " {\"a\" : [1, 2] }\r\n\t", "\"x\"", "1", "true",
-                                       "null", "-0.5e-3", "\"\\u00e4\\ud83d\\ude00\"", "[[[]]]"};
-    static const char *const bad[] = {"", " ", "{", "}", "{\"a\"}", "{\"a\":}", "[1,]", "tru",
-                                      "{'a':1}", "\"x", "\"\\x\"", "\"\\ud800\"", "{\"a\":1,}",
-                                      "nul", "-", "{a:1}", "[1 2]", "\"\\u12\""};
+    static const char *const good[] = {
+        "{}",   "[]",      " {\"a\" : [1, 2] }\r\n\t",  "\"x\"", "1", "true",
+        "null", "-0.5e-3", "\"\\u00e4\\ud83d\\ude00\"", "[[[]]]"};
+    static const char *const bad[] = {"",         " ",           "{",          "}",       "{\"a\"}",
+                                      "{\"a\":}", "[1,]",        "tru",        "{'a':1}", "\"x",
+                                      "\"\\x\"",  "\"\\ud800\"", "{\"a\":1,}", "nul",     "-",
+                                      "{a:1}",    "[1 2]",       "\"\\u12\""};
     for (size_t i = 0; i < UTIL_COUNT(good); i++)
         is_str(fault(good[i], strlen(good[i])), "", "good JSON is taken");
     for (size_t i = 0; i < UTIL_COUNT(bad); i++)
@@ -62,7 +64,8 @@ static void check_refusals(void)
     is_str(FAULT("\"\xff\""), "the JSON text is not UTF-8 at byte 1", "bytes that are no UTF-8");
     is_str(FAULT("\"\xed\xa0\x80\""), "the JSON text is not UTF-8 at byte 1", "a surrogate");
     is_str(FAULT("\"\xc3"), "the JSON text is not UTF-8 at byte 1", "half a character at the end");
-    is_str(FAULT("\xef\xbb\xbf{}x"), "malformed JSON at byte 5 of 6", "a byte order mark is skipped");
+    is_str(FAULT("\xef\xbb\xbf{}x"), "malformed JSON at byte 5 of 6",
+           "a byte order mark is skipped");
 }
 
 static void nest(struct buf *b, int depth, char open, char close)
@@ -176,7 +179,8 @@ static void check_numbers(const json *j)
     ok(json_get_double(j, "i", 0, 41.5, &d, &err) == -1 && d == 2.5, "out of range");
     is_str(err.msg, "\"i\" must be a number from 0 to 41.5, not 42", "and the error says so");
     ok(json_get_double(j, "inf", 0, DBL_MAX, &d, &err) == -1, "infinity");
-    ok(json_get_double(j, "s", 0, 1, &d, &err) == -1 && json_get_double(j, "n", 0, 1, &d, &err) == 0,
+    ok(json_get_double(j, "s", 0, 1, &d, &err) == -1 &&
+           json_get_double(j, "n", 0, 1, &d, &err) == 0,
        "a string, and null");
 }
 
@@ -197,9 +201,15 @@ static void check_quote(void)
     is_str(quoted("\b\f\n\r\t", 5), "\"\\b\\f\\n\\r\\t\"", "short escapes");
     is_str(quoted("\0\x1f\x7f", 3), "\"\\u0000\\u001f\x7f\"", "other control characters");
     is_str(quoted("\xc3\xa4\xf0\x9f\x98\x80", 6), "\"\xc3\xa4\xf0\x9f\x98\x80\"", "UTF-8 as it is");
-    is_str(quoted("a\xff\xfe" "b", 4), "\"a\xef\xbf\xbd\xef\xbf\xbd" "b\"", "each bad byte is replaced");
+    is_str(quoted("a\xff\xfe"
+                  "b",
+                  4),
+           "\"a\xef\xbf\xbd\xef\xbf\xbd"
+           "b\"",
+           "each bad byte is replaced");
     is_str(quoted("\xe2\x82", 2), "\"\xef\xbf\xbd\xef\xbf\xbd\"", "also of a cut character");
-    is_str(quoted("\xed\xa0\x80", 3), "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"", "and a surrogate");
+    is_str(quoted("\xed\xa0\x80", 3), "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"",
+           "and a surrogate");
 }
 
 /* Random bytes: what is written is JSON, and means the same text but for what was repaired. */

@@ -76,9 +76,11 @@ static bool parses(const char *text, uint64_t min, uint64_t max, uint64_t want)
 
 static void check_parse(void)
 {
-    static const char *const bad[] = {"", " 1", "1 ", "+1", "-1", "0x10", "1e3", "1.0", "one", "1;"};
+    static const char *const bad[] = {"",     " 1",  "1 ",  "+1",  "-1",
+                                      "0x10", "1e3", "1.0", "one", "1;"};
     uint64_t value = 77;
-    ok(parses("0", 0, 10, 0) && parses("10", 0, 10, 10) && parses("007", 0, 10, 7), "whole numbers");
+    ok(parses("0", 0, 10, 0) && parses("10", 0, 10, 10) && parses("007", 0, 10, 7),
+       "whole numbers");
     ok(parses("18446744073709551615", 0, UINT64_MAX, UINT64_MAX), "the largest");
     ok(util_parse_u64("18446744073709551616", 0, UINT64_MAX, &value) < 0, "one more overflows");
     ok(util_parse_u64("11", 0, 10, &value) < 0 && util_parse_u64("4", 5, 10, &value) < 0,
@@ -179,7 +181,8 @@ static void check_utf8_characters(void)
     ok(util_utf8_partial("\x80\x80\x80\x80", 4) == 0, "continuations without a start");
     ok(util_utf8_partial("\xe2\x28", 2) == 0 && util_utf8_partial("\xff", 1) == 0, "invalid bytes");
     ok(util_utf8_partial("\xed\xa0", 2) == 0, "half of a surrogate is not waited for");
-    ok(util_utf8_valid("ok\xc3", 3) == 2 && util_utf8_valid("a\0b", 3) == 3, "cut; and NUL is fine");
+    ok(util_utf8_valid("ok\xc3", 3) == 2 && util_utf8_valid("a\0b", 3) == 3,
+       "cut; and NUL is fine");
 }
 
 static void check_slug(void)
@@ -242,7 +245,8 @@ static void check_files(void)
     ok(access(in_folder("file.new"), F_OK) < 0, "no trace of the way it is done");
     ok(util_mkdirs(in_folder("taken/x"), 0700, &err) == 0, "a folder");
     ok(util_write_file(in_folder("taken"), 0600, "x", 1, &err) < 0, "is not replaced by a file");
-    ok(strstr(err.msg, "/taken") && access(in_folder("taken.new"), F_OK) < 0, "and nothing is left");
+    ok(strstr(err.msg, "/taken") && access(in_folder("taken.new"), F_OK) < 0,
+       "and nothing is left");
     ok(util_write_file("/nonexistent/x", 0600, "x", 1, &err) < 0 && err.code == ERR_IO, "nowhere");
 }
 

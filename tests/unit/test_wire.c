@@ -279,7 +279,8 @@ static void check_peer_gone(void)
     pair_init(&p, 0);
     send_numbered(&p.a, 1, 10, 1);
     wire_deinit(&p.a);
-    ok(wire_fill(&p.b, 4096) == WIRE_FRAME && wire_next(&p.b, FRAME_MAX, &f, fds, &why) == WIRE_FRAME,
+    ok(wire_fill(&p.b, 4096) == WIRE_FRAME &&
+           wire_next(&p.b, FRAME_MAX, &f, fds, &why) == WIRE_FRAME,
        "the last words of a peer are read");
     ok(is_sent(&f, fds, 1, 1), "with their descriptor");
     ok(wire_fill(&p.b, 4096) == WIRE_CLOSED, "then it is gone");

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python half of ddipd's worker processes: ranks, their store, and the template they come from."""
+"""The Python half of ddipd's worker processes: ranks, stores, and the template they come from."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry of every process ddipd starts: `python <dir>/ddip_worker`, its configuration as JSON on fd 0.
+"""Entry of ddipd's processes: `python <dir>/ddip_worker`, with the configuration as JSON on fd 0.
 
-The folder is version-locked to the daemon and is not installed in the user's environment, so it is put
-on sys.path only while it is being imported.
+The folder is version-locked to the daemon and is not installed in the user's environment, so it is
+put on sys.path only while it is being imported.
 """
 
 import os

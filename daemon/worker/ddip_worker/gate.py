@@ -19,7 +19,7 @@ class Gate:
         self.arm()
 
     def arm(self):
-        """Takes SIGINT back from whatever user code made of it. asyncio leaves the wakeup fd at -1."""
+        """Takes SIGINT back from user code. (asyncio, for one, leaves the wakeup fd at -1.)"""
         signal.signal(signal.SIGINT, self._on_signal)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
@@ -29,6 +29,7 @@ class Gate:
         return self._read_fd
 
     def _on_signal(self, signum, frame):
+        __tracebackhide__ = True  # IPython leaves such frames out
         if self._seen() and self.running:
             raise KeyboardInterrupt
 

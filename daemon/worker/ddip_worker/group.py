@@ -19,7 +19,7 @@ class ProcessGroup:
         self.generation = 0
 
     def set_environment(self):
-        """What torch and the libraries above it look for; MASTER_* stay unset, there is no fixed port."""
+        """What torch and the libraries above it look for; MASTER_* do not fit: no fixed port."""
         os.environ.update(
             RANK=str(self.rank),
             LOCAL_RANK=str(self.rank),

@@ -23,7 +23,7 @@ class _Message(ctypes.Structure):
 
 
 class Message:
-    """One frame from the daemon: type, cell, arg, fd (-1 or the receiver's to close), payload dict."""
+    """One frame from the daemon: type, cell, arg, fd (-1, or yours to close), payload as a dict."""
 
     __slots__ = ("type", "cell", "arg", "fd", "payload")
 

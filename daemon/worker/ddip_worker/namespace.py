@@ -36,7 +36,7 @@ class Namespace:
         self._hidden = frozenset(hidden)  # what IPython put there itself
 
     def serve(self, request, fd):
-        """Returns (content, payload fd or -1). Raises Refused, or whatever the user's objects raise."""
+        """(content, payload fd or -1). Raises Refused, or whatever the user's objects raise."""
         return getattr(self, "_op_" + request["op"])(request, fd)
 
     def _op_put(self, request, fd):
@@ -166,7 +166,7 @@ def _decode(data, content_type):
 
 
 def _encode(value, content_type):
-    """(content type, parts). No type asked for: JSON where it can be said in JSON, else repr text."""
+    """(content type, parts). No type asked for: JSON where JSON can say it, else repr text."""
     if content_type in (JSON, None):
         try:
             return JSON, [json.dumps(value, allow_nan=False).encode()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An IPython shell whose output is events: what ipykernel is to a notebook, without sockets or loop.
+"""An IPython shell whose output is events: ipykernel's part, without its sockets and loop.
 
 Content follows Jupyter's messaging specification, so that a front end can show it as it is.
 """
@@ -96,4 +96,5 @@ def make(emit, namespace):
 
 
 def _no_input(prompt=""):
+    __tracebackhide__ = True
     raise RuntimeError("a rank has no keyboard: input() works in the notebook itself only")

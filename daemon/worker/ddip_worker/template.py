@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The template: a warm process, torch and IPython imported, that ranks and stores are forked from.
 
-It stays single-threaded and never touches CUDA or a parallel torch operation, because a forked child
+It stays single-threaded and never touches CUDA or a parallel torch operation: a forked child
 inherits neither threads nor a usable CUDA context. Requests come over a SOCK_SEQPACKET socket, one
 JSON object each, with the descriptor that becomes the child's fd 1 and 2 until it makes its own;
 the end of the socket is the end of the template.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fake: a torch that believes in the GPUs of CUDA_VISIBLE_DEVICES, where there are none.
 
-For ranks of GPU groups on machines without a GPU: put this folder on PYTHONPATH. Tensors stay on the
-CPU and `nccl` is gloo underneath, so what is tested is who gets which device, not CUDA.
+For ranks of GPU groups on machines without a GPU: put this folder on PYTHONPATH. Tensors stay on
+the CPU and `nccl` is gloo underneath, so what is tested is who gets which device, not CUDA.
 """
 
 import os
