@@ -13,6 +13,9 @@ DOCDIR     ?= $(PREFIX)/share/doc/ddipd
 DESTDIR    ?=
 
 B      ?= build
+V      ?=
+Q      := $(if $(V),,@)
+say     = $(if $(V),,@echo "  $(1)")
 CC     ?= gcc
 PYTHON ?= python3
 VENV   := .venv
@@ -41,6 +44,9 @@ CUDA_FLAGS := $(if $(CUDART_H),-DHAVE_CUDART -isystem $(dir $(CUDART_H))) \
               $(if $(NCCL_H),-DHAVE_NCCL -isystem $(dir $(NCCL_H)))
 
 WARN     := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes
+# messages are cut to their buffers on purpose; which such places a compiler sees varies by version
+WARN     += $(shell $(CC) -Werror -Wno-format-truncation -fsyntax-only -x c /dev/null 2>/dev/null && \
+                    echo -Wno-format-truncation)
 OPT      ?= -O2 -g -fstack-protector-strong -D_FORTIFY_SOURCE=2
 SANITIZE ?=
 CFLAGS_ALL = -std=c17 -D_GNU_SOURCE $(WARN) $(OPT) $(SANITIZE) -iquote daemon -iquote proto -MMD -MP \
@@ -67,10 +73,12 @@ build: $(B)/ddipd $(B)/libddipworker.so $(B)/ddip_worker
 	@echo "  NCCL:         $(or $(NCCL_H),header nccl.h not found: built without it)"
 
 $(B)/ddipd: $(B)/daemon/main.o $(DAEMON_OBJ)
-	$(CC) $(OPT) $(SANITIZE) $(LDFLAGS) -o $@ $^ $(LIBS)
+	$(call say,LD $@)
+	$(Q)$(CC) $(OPT) $(SANITIZE) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(B)/libddipworker.so: $(WORKER_OBJ)
-	$(CC) $(OPT) $(SANITIZE) $(LDFLAGS) -shared -o $@ $^ -pthread -ldl
+	$(call say,LD $@)
+	$(Q)$(CC) $(OPT) $(SANITIZE) $(LDFLAGS) -shared -o $@ $^ -pthread -ldl
 
 # The build tree is a working worker_dir: the binary finds the library and the package beside itself.
 $(B)/ddip_worker:
@@ -86,11 +94,13 @@ $(B)/flags: FORCE
 $(B)/%.o: %.c $(B)/flags
 	@pkg-config --exists $(PKGS) || { echo "missing headers: run \`make deps-build\`" >&2; exit 1; }
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS_ALL) -c -o $@ $<
+	$(call say,CC $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -c -o $@ $<
 
 $(B)/pic/%.o: %.c $(B)/flags
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -pthread -c -o $@ $<
+	$(call say,CC $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -fvisibility=hidden -pthread -c -o $@ $<
 
 # --- setting up ----------------------------------------------------------------------------------
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
@@ -132,26 +142,31 @@ unit: build $(UNIT_TESTS) $(FUZZ_REPLAY) $(FAKES)
 
 $(B)/tests/%: tests/unit/%.c $(wildcard tests/unit/*.h) $(DAEMON_OBJ) $(FAKES) $(B)/flags
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS_ALL) -iquote tests/unit $(LDFLAGS) -o $@ $< $(DAEMON_OBJ) $(LIBS)
+	$(call say,CC $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -iquote tests/unit $(LDFLAGS) -o $@ $< $(DAEMON_OBJ) $(LIBS)
 
 # The worker library is tested from inside: its objects instead of the daemon's.
 $(B)/tests/test_ddip%: tests/unit/test_ddip%.c $(wildcard tests/unit/*.h) $(WORKER_OBJ) $(B)/flags
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS_ALL) -iquote tests/unit -iquote daemon/worker $(LDFLAGS) -o $@ $< $(WORKER_OBJ) -pthread -ldl
+	$(call say,CC $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -iquote tests/unit -iquote daemon/worker $(LDFLAGS) -o $@ $< $(WORKER_OBJ) -pthread -ldl
 
 $(B)/tests/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(wildcard tests/fuzz/*.h) $(DAEMON_OBJ) $(B)/flags
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS_ALL) $(LDFLAGS) -o $@ $< tests/fuzz/replay.c $(DAEMON_OBJ) $(LIBS)
+	$(call say,CC $@)
+	$(Q)$(CC) $(CFLAGS_ALL) $(LDFLAGS) -o $@ $< tests/fuzz/replay.c $(DAEMON_OBJ) $(LIBS)
 
 # The same targets with clang's fuzzer (tests/fuzz/run.py says how).
 $(B)/fuzz/%: tests/fuzz/%.c $(wildcard tests/fuzz/*.h) $(DAEMON_OBJ) $(B)/flags
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(DAEMON_OBJ) $(LIBS)
+	$(call say,CC $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -fsanitize=fuzzer $(LDFLAGS) -o $@ $< $(DAEMON_OBJ) $(LIBS)
 
 # Stand-ins for hardware that is not there; tests name them to ddipd by path.
 $(B)/fakes/%.so: tests/fakes/%.c tests/fakes/fake_gpu.h $(B)/flags
 	@mkdir -p $(dir $@)
-	$(CC) $(CFLAGS_ALL) -fPIC -shared $(LDFLAGS) -o $@ $<
+	$(call say,CC $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -fPIC -shared $(LDFLAGS) -o $@ $<
 
 # The whole suite again, against a daemon and worker library built with ASan and UBSan.
 asan: deps

@@ -71,6 +71,7 @@ static int api_cell_read_json(struct api_call *call, struct cell_spec *spec, str
         return found < 0 ? -1 : err_set(err, ERR_INVALID, "\"code\" is missing");
     spec->code_len = strlen(spec->code);
     if (json_get_bool(body, "silent", &spec->silent, err) < 0 ||
+        json_get_int(body, "execution_count", 1, INT32_MAX, &spec->execution_count, err) < 0 ||
         json_get_double(body, "timeout_s", 0.001, 1e7, &spec->timeout_s, err) < 0)
         return -1;
     found = json_get_bool(body, "store_history", &store, err);
@@ -102,14 +103,15 @@ static bool api_cell_type_is(const struct api_call *call, const char *type)
 /* curl -d says x-www-form-urlencoded of whatever it sends; the first byte tells what it is. */
 static int api_cell_read(struct api_call *call, struct cell_spec *spec, struct err *err)
 {
-    bool form = api_cell_type_is(call, "application/x-www-form-urlencoded");
-    if (call->op || api_cell_type_is(call, "application/json") ||
-        ((form || !call->headers.content_type) && call->body.len && call->body.data[0] == '{'))
+    bool unsaid =
+        !call->headers.content_type || api_cell_type_is(call, "application/x-www-form-urlencoded");
+    bool brace = call->body.len && call->body.data[0] == '{';
+    if (call->op || api_cell_type_is(call, "application/json") || (unsaid && brace))
         return api_cell_read_json(call, spec, err);
-    if (api_cell_type_is(call, "text/x-python") || api_cell_type_is(call, "text/plain"))
+    if (unsaid || api_cell_type_is(call, "text/x-python") || api_cell_type_is(call, "text/plain"))
         return api_cell_read_text(call, spec, err);
     err_set(err, ERR_MEDIA_TYPE, "the Content-Type \"%.80s\" is neither code nor JSON",
-            call->headers.content_type ? call->headers.content_type : "");
+            call->headers.content_type);
     return err_hint(err, "send text/x-python (the body is the code), or application/json with "
                          "{\"code\": ...}");
 }

@@ -177,6 +177,7 @@ struct cell *cell_new(struct group *g, const struct cell_spec *spec, struct err 
     c->code = util_strndup(spec->code, spec->code_len);
     c->silent = spec->silent;
     c->store_history = spec->store_history;
+    c->execution_count = spec->execution_count;
     c->timeout_s = spec->timeout_s;
     c->created = util_now();
     c->ranks = util_calloc((size_t)g->spec.ranks, sizeof(*c->ranks));
@@ -235,6 +236,8 @@ static void cell_body(const struct cell *c, struct buf *out)
         jw_bool(&w, "silent", true);
     if (c->store_history >= 0)
         jw_bool(&w, "store_history", c->store_history);
+    if (c->execution_count)
+        jw_int(&w, "execution_count", c->execution_count);
     jw_end_object(&w);
 }
 

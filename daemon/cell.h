@@ -30,6 +30,7 @@ struct cell {
     char *code;
     bool silent;
     int store_history;                 /* -1: not said */
+    int64_t execution_count;           /* what the front end calls the cell; 0: not said */
     double timeout_s;                  /* 0: none */
     double created, started, finished; /* 0: not yet */
     uint64_t first_seq;
@@ -45,6 +46,7 @@ struct cell_spec {
     const bool *ranks; /* NULL: all */
     bool silent;
     int store_history;
+    int64_t execution_count;
     double timeout_s;
     uid_t uid;
 };

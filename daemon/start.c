@@ -76,6 +76,8 @@ static void start_environment(struct start_env *e, const struct group *g)
     }
     if (g->spec.gpus)
         start_env_gpus(e, g);
+    else if (!(g->spec.env && json_get(g->spec.env, "CUDA_VISIBLE_DEVICES")))
+        start_env_add(e, "CUDA_VISIBLE_DEVICES", ""); /* CPU ranks hold no GPU, so they see none */
     for (const json *j = json_first(g->spec.env); j; j = json_next(j))
         start_env_add(e, json_key(j), json_string(j));
 }

@@ -221,7 +221,8 @@ class DdipMagics(Magics):
             print(f"ddip: running on {'all ranks' if ranks is None else ranks} of {name!r}")
         if args.appcmd:
             print("ddip: apps have no commands yet; --appcmd is ignored", file=sys.stderr)
-        cell = self.client.execute(code, name, ranks, args.timeout)
+        count = self.shell.execution_count
+        cell = self.client.execute(code, name, ranks, args.timeout, execution_count=count)
         see = _ranks(args.see) if args.see else [min(ranks or [0])]
         self._follow(cell, Renderer(see, args.quiet))
 
@@ -343,12 +344,24 @@ class DdipMagics(Magics):
             print(f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}:\n{rows or '  (nothing)'}")
 
 
+# The daemon's hints speak HTTP; here the same is said in magics.
+_HINTS = [
+    ("there is no group", "%makedip -n 2 makes one of two CPU ranks, -g all one of all GPUs"),
+    ("there is no variable", "%dipinfo lists what the ranks have"),
+    ("is degraded", "%makedip -r RANK starts a dead rank again, the others keep their variables"),
+    ("is failed", "%makedip -k ends it"),
+]
+
+
 @contextlib.contextmanager
 def _told_plainly():
     """Shows the daemon's refusals and a rank's exception without this module's own frames."""
     try:
         yield
     except DdipError as error:
+        for said, hint in _HINTS:
+            if said in error.detail:
+                error.hint = hint
         lines = [f"\x1b[1;31m{type(error).__name__}\x1b[0m: {error}"]
         if isinstance(error, RankError) and error.traceback:
             lines = [f"\x1b[1;31m--- rank {error.rank} ---\x1b[0m", *error.traceback]

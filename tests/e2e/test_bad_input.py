@@ -67,6 +67,9 @@ def test_code_bodies(daemon, group):
     problem(
         daemon.request("POST", cells, b"x", {"Content-Type": "image/png"}), 415, "text/x-python"
     )
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d says of anything
+    for body in (b"print(7)", b'{"code": "print(7)"}'):
+        assert "7\n" in [e.get("text") for e in daemon.request("POST", cells, body, form).events]
     for bad in ([], [2], [-1], ["0"], 0, [0.5]):
         body = {"code": "1", "ranks": bad}
         problem(daemon.request("POST", cells, body, JSON), 422, "rank")

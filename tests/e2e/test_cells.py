@@ -201,6 +201,13 @@ def test_traceback_has_the_cell_s_lines(daemon, group):
         assert {e["ename"] for e in of_type(events, "error")} == {ename}, events
 
 
+def test_cells_are_called_as_the_front_end_calls_them(daemon, group):
+    body = {"code": "1/0", "execution_count": 41}
+    plain = {"Accept": "text/plain"}
+    text = daemon.request("POST", f"/v1/groups/{group}/cells", body, plain).text
+    assert "In[41]" in text.replace("In [", "In[")
+
+
 def test_state_stays_and_env_is_torchrun_s(daemon, group):
     daemon.run(group, "a = rank + 1")
     assert daemon.run(group, "print(a)") == "1\n"

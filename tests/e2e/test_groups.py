@@ -46,6 +46,21 @@ def test_create_run_delete_leaves_nothing(start_daemon):
     assert daemon.request("GET", "/v1/groups").json == {"groups": []}
 
 
+def test_the_template_is_single_threaded(start_daemon):
+    """Forking a process with threads is a gamble; this one also never had any."""
+    daemon = start_daemon()
+    daemon.create()
+    ranks = {r["pid"] for r in daemon.request("GET", "/v1/groups/default").json["ranks"]}
+    template = psutil.Process(daemon.pid).children()[0]
+    assert template.pid not in ranks
+    for _ in range(10):  # while it imports what may be needed later, and after
+        assert template.num_threads() == 1
+        time.sleep(0.5)
+    daemon.create(name="later")
+    code = "import torch; torch.mm(torch.ones(300, 300), torch.ones(300, 300)).sum().item()"
+    assert daemon.cell("later", code).events[-1]["status"] == "ok"
+
+
 def test_two_groups_at_once_and_port_29500_taken(start_daemon):
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

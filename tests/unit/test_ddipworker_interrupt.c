@@ -109,8 +109,6 @@ static void race_cell(uint32_t cell, unsigned *seed, struct tally *t)
     snprintf(code, sizeof(code), "%d", rand_r(seed) % 200);
     if (kind == 0)
         interrupt(cell);
-    if (kind == 4)
-        interrupt(cell - 1); /* too late: that one is over */
     fake_send(FRAME_EXECUTE, 0, cell, kind == 1 ? "u" : code);
     if (kind == 1 || kind >= 4)
         wait_for(kind == 1 ? &shared->b : &shared->a, cell);
@@ -118,6 +116,8 @@ static void race_cell(uint32_t cell, unsigned *seed, struct tally *t)
         spin((uint64_t)rand_r(seed) % 80 * 1000);
     if (kind == 1 || kind == 3 || kind == 5)
         interrupt(cell);
+    if (kind == 4)
+        interrupt(cell - 1); /* too late: that one is over */
     if (!wait_done(cell, &o)) {
         t->lost++;
         return;
@@ -188,9 +188,9 @@ static int ignore_until_end(void)
     ddw_end();
     sched_yield();
     int now = signals;
-    if (wait_signals(now + 1, 400))
+    if (ddw_begin(2)) /* the next cell must not get what was meant for this one */
         return 12;
-    return ddw_begin(2) ? 13 : 0;
+    return wait_signals(now + 1, 400) ? 13 : 0;
 }
 
 static int script_again(void)

@@ -153,6 +153,13 @@ static void check_utf8_exhaustively(void)
         wrong += util_utf8_valid((char *)s, 1) != reference_valid(s, 1);
     }
     ok(wrong == 0, "and every text of one and two bytes");
+    static const unsigned char edges[] = {0x00, 0x7f, 0x80, 0xbf, 0xc0, 0xff};
+    for (uint32_t v = wrong = 0; v < 36u << 12; v++) { /* 0xf0 to 0xff, any byte, two edges */
+        unsigned char s[4] = {(unsigned char)(0xf0 | (v & 15)), (unsigned char)(v >> 4),
+                              edges[(v >> 12) % 6], edges[(v >> 12) / 6]};
+        wrong += util_utf8_valid((char *)s, 4) != reference_valid(s, 4);
+    }
+    ok(wrong == 0, "and those of four bytes at the edges");
 }
 
 static size_t encode(uint32_t c, char *s)

@@ -142,6 +142,27 @@ static void check_byte_by_byte(void)
     pair_deinit(&p);
 }
 
+/* Descriptors of several frames wait until their frames are looked at. */
+static void check_read_ahead(void)
+{
+    struct pair p;
+    struct frame f;
+    const char *why;
+    int fds[FRAME_MAX_FDS];
+    uint32_t got = 0;
+    bool good = true;
+    pair_init(&p, 0);
+    for (uint32_t i = 0; i < 8; i++)
+        send_numbered(&p.a, i, 40, FRAME_MAX_FDS);
+    while (wire_fill(&p.b, 64) == WIRE_FRAME)
+        ;
+    ok(p.b.fds_len == 12 && p.b.in.len == 8 * 72, "eight frames are read before one is taken");
+    while (wire_next(&p.b, FRAME_MAX, &f, fds, &why) == WIRE_FRAME)
+        good = is_sent(&f, fds, got++, FRAME_MAX_FDS) && good;
+    ok(good && got == 8 && p.b.fds_len == 0, "each gets its own descriptors");
+    pair_deinit(&p);
+}
+
 /* --- a slow reader --- */
 
 /* Reads what is there, in pieces of `limit`; counts good frames, and stops at a bad one. */
@@ -308,6 +329,7 @@ int main(void)
 {
     check_order();
     check_byte_by_byte();
+    check_read_ahead();
     check_partial_writes();
     check_dropped_queue();
     check_too_many_fds();

@@ -69,6 +69,8 @@ class Rank:
     def _run(self, request):
         """Runs the code; its result and its exceptions have become events when this returns."""
         silent = bool(request.get("silent", False))
+        if "execution_count" in request:  # tracebacks then name cells as the notebook does
+            self._shell.execution_count = request["execution_count"]
         try:
             with self._gate.user_code():
                 result = self._shell.run_cell(

@@ -7,14 +7,20 @@ JSON object each, with the descriptor that becomes the child's fd 1 and 2 until 
 the end of the socket is the end of the template.
 """
 
+import contextlib
+import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import warnings
 
 REQUEST_MAX = 1 << 20
+# What a first DDP model or optimizer imports for seconds: taken in while nothing is asked.
+LATER = ("numpy", "torch._dynamo")
+IDLE_S = 1.0
 
 
 def serve(channel):
@@ -27,7 +33,11 @@ def serve(channel):
     channel.send(
         json.dumps({"ready": True, "threads": len(os.listdir("/proc/self/task"))}).encode()
     )
+    later = list(LATER)
     while True:
+        if later and not select.select([channel], [], [], IDLE_S)[0]:
+            import_quietly(later.pop(0))
+            continue
         request, fds, _, _ = socket.recv_fds(channel, REQUEST_MAX, 1)
         if not request:
             os._exit(0)
@@ -37,6 +47,11 @@ def serve(channel):
             return config
         os.close(fds[0])
         channel.send(json.dumps({"pid": pid}).encode())
+
+
+def import_quietly(name):
+    with contextlib.suppress(Exception):  # not installed, or not importable: then ranks will see
+        importlib.import_module(name)
 
 
 def fork_orphan(channel, config, output):
