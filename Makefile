@@ -151,6 +151,9 @@ $(B)/tests/test_ddip%: tests/unit/test_ddip%.c $(wildcard tests/unit/*.h) $(WORK
 	$(call say,CC $@)
 	$(Q)$(CC) $(CFLAGS_ALL) -iquote tests/unit -iquote daemon/worker $(LDFLAGS) -o $@ $< $(WORKER_OBJ) -pthread -ldl
 
+# Targets with a daemon in them must start no processes (tests/fuzz/world.h).
+$(B)/tests/fuzz_body $(B)/tests/fuzz_rank $(B)/fuzz/fuzz_body $(B)/fuzz/fuzz_rank: \
+  LDFLAGS += -Wl,--wrap=start_worker,--wrap=worker_new,--wrap=worker_close
 $(B)/tests/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(wildcard tests/fuzz/*.h) $(DAEMON_OBJ) $(B)/flags
 	@mkdir -p $(dir $@)
 	$(call say,CC $@)

@@ -168,7 +168,7 @@ struct cell *cell_new(struct group *g, const struct cell_spec *spec, struct err 
     struct cell *c = util_calloc(1, sizeof(*c));
     c->job.kind = &cell_job;
     c->group = g;
-    if (group_enqueue(g, &c->job, err) < 0) {
+    if (job_enqueue(g, &c->job, err) < 0) {
         free(c);
         return NULL;
     }
@@ -189,11 +189,11 @@ struct cell *cell_new(struct group *g, const struct cell_spec *spec, struct err 
     g->cells_len++;
     cell_drop_old(g);
     cell_input_event(c);
-    size_t ahead = group_queue_ahead(g, &c->job);
+    size_t ahead = job_ahead(g, &c->job);
     if (ahead || g->state != GROUP_READY)
         cell_status_event(c, "queued", ahead);
     group_commit(g);
-    group_wake(g);
+    job_wake(g);
     return c;
 }
 
@@ -218,12 +218,8 @@ static void cell_on_timeout(uv_timer_t *timer)
 {
     struct cell *c = timer->data;
     char text[128];
-    snprintf(text, sizeof(text), "[ddipd: interrupting: the cell ran longer than its %g s]\n",
-             c->timeout_s);
-    struct output_origin from = {.cell = c->number, .rank = OUTPUT_NO_RANK};
-    output_stream(c->group->output, from, 2, text, strlen(text));
-    group_commit(c->group);
-    cell_interrupt(c);
+    snprintf(text, sizeof(text), "the cell ran longer than its %g s", c->timeout_s);
+    ladder_interrupt(&c->group->ladder, c, text);
 }
 
 static void cell_body(const struct cell *c, struct buf *out)
@@ -255,6 +251,7 @@ static void cell_start(struct job *job)
         if (!c->ranks[i].takes_part)
             continue;
         r->state = RANK_BUSY;
+        r->raising = false;
         r->cell = c->number;
         worker_send(r->worker, FRAME_EXECUTE, c->number, 0, body.data, body.len, -1);
     }
@@ -282,7 +279,8 @@ static void cell_finish_if_done(struct cell *c)
     cell_done_event(c);
     log_debug("group=%s cell=%u: %s after %.3f s", c->group->spec.name, c->number,
               cell_status_name(worst), c->started > 0 ? c->finished - c->started : 0.0);
-    group_job_done(c->group, &c->job);
+    ladder_cell_done(&c->group->ladder, c);
+    job_done(c->group, &c->job);
 }
 
 static void cell_rank_ends(struct cell *c, int rank, enum cell_status status, double duration_s,
@@ -295,6 +293,8 @@ static void cell_rank_ends(struct cell *c, int rank, enum cell_status status, do
     r->duration_s = duration_s;
     cell_rank_done_event(c, rank, memory);
     cell_finish_if_done(c);
+    if (status == CELL_ERROR && c->finished <= 0)
+        ladder_rank_failed(&c->group->ladder, c, &c->group->ranks[rank]);
 }
 
 void cell_rank_done(struct group *g, struct rank *r, uint32_t number, const json *report)
@@ -321,8 +321,9 @@ static void cell_rank_lost(struct job *job, struct rank *rank, const char *why)
     if (!c->ranks[rank->index].takes_part || c->ranks[rank->index].status != CELL_NONE)
         return;
     cell_error_event(c, rank->index, "RankDied", why);
-    cell_interrupt(c); /* the others may be waiting for it in a collective */
     cell_rank_ends(c, rank->index, CELL_LOST, cell_age(c), NULL);
+    if (c->finished <= 0)
+        ladder_rank_lost(&c->group->ladder, c, rank);
 }
 
 static void cell_abandon(struct job *job, const char *why)
@@ -335,12 +336,26 @@ static void cell_abandon(struct job *job, const char *why)
     group_commit(c->group);
 }
 
-void cell_interrupt(struct cell *c)
+/* A rank's code has raised; it says what when it has formatted that. */
+void cell_rank_raising(struct group *g, struct rank *r, uint32_t number)
+{
+    struct cell *c = cell_find(g, number);
+    if (!c || !cell_rank_runs(c, r->index))
+        return;
+    r->raising = true;
+    ladder_rank_failed(&g->ladder, c, r);
+}
+
+bool cell_rank_runs(const struct cell *c, int rank)
+{
+    return c->ranks[rank].takes_part && c->ranks[rank].status == CELL_NONE;
+}
+
+void cell_send_interrupt(struct cell *c)
 {
     for (int i = 0; i < c->group->spec.ranks; i++) {
-        struct rank *r = &c->group->ranks[i];
-        if (c->ranks[i].takes_part && c->ranks[i].status == CELL_NONE && r->worker)
-            worker_send(r->worker, FRAME_INTERRUPT, c->number, 0, NULL, 0, -1);
+        if (cell_rank_runs(c, i) && c->group->ranks[i].worker)
+            worker_send(c->group->ranks[i].worker, FRAME_INTERRUPT, c->number, 0, NULL, 0, -1);
     }
 }
 
@@ -356,7 +371,7 @@ static uint32_t cell_job_interrupt(struct job *job)
 {
     struct cell *c = cell_of(job);
     if (c->started > 0)
-        cell_interrupt(c);
+        ladder_interrupt(&c->group->ladder, c, "interrupted by a client");
     else
         cell_cancel(c);
     return c->number;

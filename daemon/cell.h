@@ -65,6 +65,9 @@ void cell_close(struct cell *c); /* forgets the record */
 
 /* A rank has reported FRAME_DONE for cell `number`. */
 void cell_rank_done(struct group *g, struct rank *r, uint32_t number, const json *report);
-void cell_interrupt(struct cell *c);
+/* For ladder.c. */
+void cell_rank_raising(struct group *g, struct rank *r, uint32_t number);
+void cell_send_interrupt(struct cell *c); /* to the ranks that are not done */
+bool cell_rank_runs(const struct cell *c, int rank);
 
 #endif

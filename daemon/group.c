@@ -27,7 +27,6 @@
 #define GROUP_EXIT_MS 3000 /* from "leave now" to SIGKILL */
 
 static const struct worker_events group_store_events;
-static void group_on_next(uv_timer_t *timer);
 static void group_on_late(uv_timer_t *timer);
 static void group_finish_stop(struct group *g);
 
@@ -144,77 +143,6 @@ int group_check_ready(const struct group *g, struct err *err)
     return -1;
 }
 
-int group_enqueue(struct group *g, struct job *job, struct err *err)
-{
-    if (group_check_ready(g, err) < 0)
-        return -1;
-    if (g->queue_len >= g->pool->config->queue_limit) {
-        err_set(err, ERR_UNAVAILABLE, "the group %s already has %zu cells and requests waiting",
-                g->spec.name, g->queue_len);
-        return err_hint(err, "wait for some to finish, or interrupt");
-    }
-    TAILQ_INSERT_TAIL(&g->queue, job, link);
-    job->queued = true;
-    g->queue_len++;
-    return 0;
-}
-
-static void group_on_next(uv_timer_t *timer)
-{
-    struct group *g = timer->data;
-    struct job *job = TAILQ_FIRST(&g->queue);
-    if (g->state != GROUP_READY || g->running || !job)
-        return;
-    TAILQ_REMOVE(&g->queue, job, link);
-    job->queued = false;
-    g->queue_len--;
-    g->running = job;
-    job->kind->start(job);
-}
-
-void group_wake(struct group *g)
-{
-    uv_timer_start(&g->next_timer, group_on_next, 0, 0);
-}
-
-void group_job_done(struct group *g, struct job *job)
-{
-    if (job->queued) {
-        TAILQ_REMOVE(&g->queue, job, link);
-        job->queued = false;
-        g->queue_len--;
-    }
-    if (g->running == job)
-        g->running = NULL;
-    group_wake(g);
-}
-
-size_t group_queue_ahead(const struct group *g, const struct job *job)
-{
-    const struct job *j;
-    size_t ahead = g->running != NULL;
-    if (!job->queued)
-        return 0;
-    TAILQ_FOREACH(j, &g->queue, link)
-    {
-        if (j == job)
-            break;
-        ahead++;
-    }
-    return ahead;
-}
-
-static void group_abandon_jobs(struct group *g, const char *why)
-{
-    struct job *job;
-    if (g->running)
-        g->running->kind->abandon(g->running, why);
-    while ((job = TAILQ_FIRST(&g->queue)) != NULL)
-        job->kind->abandon(job, why);
-    struct request *r;
-    while ((r = TAILQ_FIRST(&g->requests)) != NULL)
-        r->job.kind->abandon(&r->job, why);
-}
 /* --- leaving --- */
 
 /* What was told to leave and has not left gets no second asking. */
@@ -255,8 +183,8 @@ void group_stop(struct group *g, const char *why)
     struct err err = ERR_INIT;
     err_set(&err, ERR_CONFLICT, "the group %s was stopped: %s", g->spec.name, why);
     uv_timer_stop(&g->start_timer);
-    group_abandon_jobs(g, why);
-    group_set_state(g, GROUP_STOPPING, why);
+    group_set_state(g, GROUP_STOPPING, why); /* first: the end of a cell starts nothing any more */
+    job_abandon_all(g, why);
     group_tell(g, false, &err);
     group_leave_all(g);
     group_finish_stop(g);
@@ -281,6 +209,7 @@ static void group_free(struct group *g)
         worker_close(g->ranks[i].worker);
     worker_close(g->store);
     output_close(g->output, true);
+    ladder_close(&g->ladder, group_closed);
     uv_close((uv_handle_t *)&g->next_timer, group_closed);
     uv_close((uv_handle_t *)&g->start_timer, group_closed);
     uv_close((uv_handle_t *)&g->stop_timer, group_closed);
@@ -328,7 +257,7 @@ void group_start_failed(struct group *g, const struct err *err)
     g->reason = *err;
     bool never_ready = !g->was_ready;
     group_set_state(g, never_ready ? GROUP_FAILED : GROUP_DEGRADED, err->msg);
-    group_abandon_jobs(g, err->msg);
+    job_abandon_all(g, err->msg);
     if (never_ready)
         group_leave_all(g);
     group_tell(g, false, &g->reason);
@@ -384,7 +313,7 @@ void group_rank_joined(struct group *g)
     g->was_ready = true;
     group_set_state(g, GROUP_READY, NULL);
     group_tell(g, false, NULL);
-    group_wake(g);
+    job_wake(g);
 }
 
 static void group_store_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FDS])
@@ -477,11 +406,40 @@ void group_rank_gone(struct group *g, struct rank *r, const struct err *why)
 {
     if (why && g->state == GROUP_STARTING)
         group_start_failed(g, why);
-    else if (why && g->state == GROUP_READY)
+    else if (why && g->state == GROUP_READY && !r->killed)
         group_degrade(g, r, why);
-    else if (why && g->state == GROUP_DEGRADED && g->running)
+    else if (why && g->running)
         g->running->kind->rank_lost(g->running, r, why->msg);
     group_finish_stop(g);
+}
+
+/* The generation is no good any more: everybody joins the next one, who was killed comes back. */
+static void group_rejoin(struct group *g, const char *why)
+{
+    struct err err = ERR_INIT;
+    int rc = 0;
+    g->aborted = false;
+    group_begin(g);
+    group_set_state(g, GROUP_STARTING, why);
+    if (!g->store)
+        rc = group_start_store(g, &err);
+    for (int i = 0; i < g->spec.ranks && rc == 0; i++) {
+        if (!g->ranks[i].worker)
+            rc = rank_start(&g->ranks[i], &err);
+    }
+    if (rc < 0)
+        group_start_failed(g, &err);
+    else
+        group_rank_present(g);
+}
+
+void group_cell_stopped(struct group *g)
+{
+    bool dead = false;
+    for (int i = 0; i < g->spec.ranks; i++)
+        dead |= !g->ranks[i].worker;
+    if (g->state == GROUP_READY && (g->aborted || dead))
+        group_rejoin(g, g->ladder.why);
 }
 
 /* --- what others ask for --- */
@@ -517,6 +475,8 @@ struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *
     TAILQ_INIT(&g->cells);
     TAILQ_INIT(&g->requests);
     TAILQ_INIT(&g->waits);
+    ladder_init(&g->ladder, g);
+    g->handles++;
     uv_timer_t *timers[] = {&g->next_timer, &g->start_timer, &g->stop_timer};
     for (size_t i = 0; i < UTIL_COUNT(timers); i++) {
         uv_timer_init(pool->loop, timers[i]);
@@ -549,9 +509,9 @@ int group_restart(struct group *g, const bool *mask, struct err *err)
     if (g->state != GROUP_READY && g->state != GROUP_DEGRADED)
         return err_set(err, ERR_CONFLICT, "the group %s is %s and cannot be restarted now",
                        g->spec.name, group_state_names[g->state]);
-    group_abandon_jobs(g, "the group was restarted");
     group_begin(g);
     group_set_state(g, GROUP_STARTING, "restart");
+    job_abandon_all(g, "the group was restarted");
     int rc = g->store ? 0 : group_start_store(g, err);
     for (int i = 0; i < g->spec.ranks && rc == 0; i++) {
         struct rank *r = &g->ranks[i];

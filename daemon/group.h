@@ -17,7 +17,9 @@
 
 #include "err.h"
 #include "frame.h"
+#include "job.h"
 #include "json.h"
+#include "ladder.h"
 #include "output.h"
 #include "worker.h"
 
@@ -52,6 +54,8 @@ struct rank {
     int gpu;              /* place among the daemon's GPUs, or -1 */
     bool leaving;         /* told to go: its exit is no accident */
     bool respawn;         /* to be started again once it is gone */
+    bool killed;          /* by us, because it was stuck: it is started again by itself */
+    bool raising;         /* its code has ended in an exception, which is being formatted */
     int64_t memory_bytes; /* resident, as last told; -1: not yet */
 };
 
@@ -65,23 +69,6 @@ struct group_spec {
     uid_t uid;
 };
 
-/* What a group does for somebody: a cell, or a request to ranks. Lives inside its owner. */
-struct job {
-    TAILQ_ENTRY(job) link;
-    bool queued;
-    const struct job_kind *kind;
-};
-
-struct job_kind {
-    void (*start)(struct job *job);
-    /* A rank has died; the job may end within this call. */
-    void (*rank_lost)(struct job *job, struct rank *rank, const char *why);
-    /* The group cannot do the job (any more); the job ends within this call. */
-    void (*abandon)(struct job *job, const char *why);
-    /* Interrupts the job, started or waiting; returns its cell number. NULL: not possible. */
-    uint32_t (*interrupt)(struct job *job);
-};
-
 /* Somebody waits for the group to be ready (err NULL), to have failed, or to be gone. */
 struct group_wait {
     TAILQ_ENTRY(group_wait) link;
@@ -92,7 +79,6 @@ struct group_wait {
 
 TAILQ_HEAD(cell_list, cell);
 TAILQ_HEAD(request_list, request);
-TAILQ_HEAD(job_list, job);
 
 struct group {
     TAILQ_ENTRY(group) link;
@@ -104,6 +90,7 @@ struct group {
     uint32_t generation;
     bool was_ready;     /* at least once */
     bool gone;          /* stopped, and no process is left */
+    bool aborted;       /* the present generation was: the next cell needs a new one */
     struct rank *ranks; /* spec.ranks of them */
 
     struct worker *store;
@@ -120,6 +107,7 @@ struct group {
     struct request_list requests; /* sent to ranks */
 
     TAILQ_HEAD(, group_wait) waits;
+    struct ladder ladder;
     uv_timer_t next_timer;  /* 0 ms: looks for the next job from the loop, never from a callback */
     uv_timer_t start_timer; /* the deadline of GROUP_STARTING */
     uv_timer_t stop_timer;  /* processes told to leave are killed */
@@ -151,13 +139,11 @@ void group_rank_joined(struct group *g);
 void group_start_failed(struct group *g, const struct err *err);
 void group_rank_gone(struct group *g, struct rank *r, const struct err *why); /* NULL: as told */
 
+/* For ladder.c: a cell that had to be stopped is over. */
+void group_cell_stopped(struct group *g);
+
 /* For cell.c and request.c. */
 int group_check_ready(const struct group *g, struct err *err) ERR_MUST_CHECK;
-int group_enqueue(struct group *g, struct job *job, struct err *err) ERR_MUST_CHECK;
-void group_wake(struct group *g); /* looks for the next job, later */
-void group_job_done(struct group *g, struct job *job);
-/* How many cells and requests come before it. */
-size_t group_queue_ahead(const struct group *g, const struct job *job);
 void group_event(struct group *g, uint32_t cell, int rank, const struct buf *members);
 int group_commit(struct group *g); /* -1: logged; what was added is kept */
 

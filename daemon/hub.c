@@ -156,10 +156,13 @@ static void hub_on_guest(uv_poll_t *poll, int status, int events)
     const char *why = NULL;
     if (st == WIRE_FRAME)
         st = wire_next(&g->wire, HUB_HELLO_MAX, &f, fds, &why);
-    if (st == WIRE_FRAME && f.type == FRAME_HELLO)
+    if (st == WIRE_FRAME && f.type == FRAME_HELLO) {
         hub_guest_join(g, &f, fds);
-    else if (st != WIRE_EMPTY)
+    } else if (st != WIRE_EMPTY) {
+        for (size_t i = 0; st == WIRE_FRAME && i < f.nfds; i++)
+            close(fds[i]);
         hub_guest_drop(g, why ? why : st == WIRE_CLOSED ? "closed" : "the first frame is no HELLO");
+    }
 }
 
 static void hub_guest_late(uv_timer_t *timer)
@@ -199,10 +202,8 @@ static void hub_on_listener(uv_poll_t *poll, int status, int events)
 
 /* --- children --- */
 
-static void hub_on_child(uv_signal_t *handle, int signum)
+void hub_reap(struct hub *hub)
 {
-    struct hub *hub = handle->data;
-    (void)signum;
     int status;
     pid_t pid;
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
@@ -220,6 +221,12 @@ static void hub_on_child(uv_signal_t *handle, int signum)
             hub->strays_next = (hub->strays_next + 1) % HUB_STRAYS;
         }
     }
+}
+
+static void hub_on_child(uv_signal_t *handle, int signum)
+{
+    (void)signum;
+    hub_reap(handle->data);
 }
 
 bool hub_was_reaped(struct hub *hub, pid_t pid, int *status)

@@ -26,6 +26,8 @@ const char *hub_socket_path(const struct hub *hub);
 
 void hub_add(struct hub *hub, struct worker *w);
 void hub_remove(struct hub *hub, struct worker *w);
+/* Looks for ended processes now instead of when the loop comes to SIGCHLD. */
+void hub_reap(struct hub *hub);
 /* A process that may have ended before its pid was known: true, and its status, if so. */
 bool hub_was_reaped(struct hub *hub, pid_t pid, int *status);
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "cell.h"
+#include "hub.h"
 #include "log.h"
 #include "pool.h"
 #include "request.h"
@@ -37,7 +38,7 @@ int rank_start(struct rank *r, struct err *err)
     char label[128];
     snprintf(label, sizeof(label), "group=%s rank=%d", r->group->spec.name, r->index);
     r->state = RANK_STARTING;
-    r->leaving = r->respawn = false;
+    r->leaving = r->respawn = r->killed = false;
     r->memory_bytes = -1;
     r->worker = worker_new(r->group->pool->hub, label, &rank_events, r, err);
     if (!r->worker)
@@ -124,7 +125,12 @@ static const char *rank_event_fault(const struct frame *f)
 
 static void rank_event(struct rank *r, const struct frame *f)
 {
+    static const char released[] = "\"released\":true}";
     const char *fault = rank_event_fault(f);
+    /* its connection to another rank has ended: if that one is dead, the death comes first */
+    if (!fault && f->length > sizeof(released) &&
+        memcmp(f->payload + f->length - sizeof(released) + 1, released, sizeof(released) - 1) == 0)
+        hub_reap(r->group->pool->hub);
     if (!fault) {
         struct output_origin from = rank_origin(r, f->cell, f->number);
         output_add(r->group->output, from, (const char *)f->payload + 1, f->length - 2);
@@ -149,12 +155,11 @@ static void rank_gap(struct rank *r, const struct frame *f, const json *content)
     buf_deinit(&members);
 }
 
-static void rank_joined(struct rank *r, const json *content)
+static void rank_joined(struct rank *r, const char *state, const json *content)
 {
-    const char *state = json_string(json_get(content, "state"));
     int64_t generation = 0;
     (void)json_integer(json_get(content, "generation"), &generation);
-    if (r->state != RANK_JOINING || generation != r->group->generation || !state)
+    if (r->state != RANK_JOINING || generation != r->group->generation)
         return; /* about a generation that is over */
     if (strcmp(state, "joined") == 0) {
         r->state = RANK_IDLE;
@@ -169,6 +174,15 @@ static void rank_joined(struct rank *r, const json *content)
     err.rank = r->index;
     r->state = RANK_PRESENT;
     group_start_failed(r->group, &err);
+}
+
+static void rank_state(struct rank *r, uint32_t cell, const json *content)
+{
+    const char *state = json_string(json_get(content, "state"));
+    if (state && strcmp(state, "raising") == 0)
+        cell_rank_raising(r->group, r, cell);
+    else if (state)
+        rank_joined(r, state, content);
 }
 
 static void rank_done(struct rank *r, uint32_t cell, const json *content)
@@ -197,7 +211,7 @@ static void rank_json(struct rank *r, const struct frame *f, int fds[FRAME_MAX_F
         rank_done(r, f->cell, content);
         break;
     case FRAME_STATE:
-        rank_joined(r, content);
+        rank_state(r, f->cell, content);
         break;
     case FRAME_GAP:
         rank_gap(r, f, content);

@@ -88,7 +88,7 @@ void record_cell(struct jw *w, const struct cell *c)
     jw_int(w, "cell", c->number);
     jw_string(w, "state", cell_state_name(c));
     jw_string(w, "status", cell_status_name(c->status));
-    jw_int(w, "position", (int64_t)group_queue_ahead(c->group, &c->job));
+    jw_int(w, "position", (int64_t)job_ahead(c->group, &c->job));
     jw_string(w, "code", c->code);
     jw_int(w, "uid", c->uid);
     jw_object(w, "ranks");
@@ -116,7 +116,7 @@ void record_accepted(struct jw *w, const struct cell *c)
     jw_string(w, "group", c->group->spec.name);
     jw_int(w, "cell", c->number);
     jw_int(w, "first_seq", (int64_t)c->first_seq);
-    jw_int(w, "position", (int64_t)group_queue_ahead(c->group, &c->job));
+    jw_int(w, "position", (int64_t)job_ahead(c->group, &c->job));
     jw_end_object(w);
 }
 

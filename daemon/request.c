@@ -48,7 +48,7 @@ static void request_end(struct request *r)
     if (r->sent)
         TAILQ_REMOVE(&r->group->requests, r, link);
     r->sent = false;
-    group_job_done(r->group, &r->job);
+    job_done(r->group, &r->job);
     uv_timer_start(&r->timer, request_on_end, 0, 0);
 }
 
@@ -110,7 +110,7 @@ struct request *request_new(struct group *g, const bool *ranks, bool queued, cha
     struct request *r = util_calloc(1, sizeof(*r));
     r->job.kind = &request_job;
     r->group = g;
-    int rc = queued || g->state != GROUP_READY ? group_enqueue(g, &r->job, err) : 0;
+    int rc = queued || g->state != GROUP_READY ? job_enqueue(g, &r->job, err) : 0;
     if (rc < 0) {
         if (fd >= 0)
             close(fd);
@@ -132,7 +132,7 @@ struct request *request_new(struct group *g, const bool *ranks, bool queued, cha
     r->timer.data = r;
     uv_timer_init(g->pool->loop, &r->timer);
     if (r->job.queued)
-        group_wake(g);
+        job_wake(g);
     else
         request_start(&r->job);
     return r;

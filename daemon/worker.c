@@ -306,11 +306,10 @@ static void worker_deliver_until(struct worker *w, struct worker_pipe *p, uint32
         int32_t want = (int32_t)(position - delivered);
         if (want <= 0)
             return;
-        if ((size_t)want <= p->held.len || !worker_read_pipe(w, p)) {
-            worker_deliver(w, p, (size_t)want);
+        size_t held = p->held.len;
+        worker_deliver(w, p, (size_t)want); /* first: what is held leaves no room to read more */
+        if ((size_t)want <= held || !worker_read_pipe(w, p))
             return;
-        }
-        worker_deliver(w, p, p->held.len);
     }
 }
 
@@ -532,7 +531,7 @@ void worker_send(struct worker *w, enum frame_type type, uint32_t cell, uint32_t
     struct frame f = {.type = (uint8_t)type,
                       .nfds = fd >= 0,
                       .length = (uint32_t)len,
-                      .number = w->seen,
+                      .number = w->acked, /* of WELCOME and ACK; the rank keeps what comes after */
                       .cell = cell,
                       .arg = arg,
                       .payload = payload};

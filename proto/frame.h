@@ -40,6 +40,7 @@ enum frame_type {
     FRAME_REQUEST = 20,   /* JSON; arg: request id; nfds=1: payload memfd */
     FRAME_JOIN = 21,      /* JSON: join the process group of a generation */
     FRAME_EXIT = 22,      /* leave now */
+    FRAME_ABORT = 23,     /* shut the process group's connections under whoever waits in them */
 };
 
 #define FRAME_FLAGS_KNOWN 0x00 /* none yet: a set bit is an error */

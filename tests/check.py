@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT_SECONDS = 300  # one test program; one that takes longer hangs
+REAL_LIBRARIES = {"DDIP_REAL_CUDART": "libcudart.so.*", "DDIP_REAL_NCCL": "libnccl.so.*"}
 ASAN_BUILD = {
     "SANITIZE": "-fsanitize=address,undefined -fno-sanitize-recover=undefined",
     "OPT": "-O1 -g -fno-omit-frame-pointer",
@@ -135,7 +136,18 @@ def run_replay(program: Path, results: Results) -> None:
     print(f"{program.name}: {inputs} inputs", flush=True)
 
 
+def name_libraries(build: Path) -> None:
+    """Where test_gpu and test_nccl find the fakes, and NVIDIA's own libraries in their wheels."""
+    os.environ["DDIP_FAKES"] = str(ROOT / build / "fakes")
+    wheels = sorted(ROOT.glob(".venv/lib/python3*/site-packages/nvidia"))
+    for variable, pattern in REAL_LIBRARIES.items():
+        found = [lib for folder in wheels for lib in folder.glob(f"*/lib/{pattern}")]
+        if found:
+            os.environ.setdefault(variable, str(found[0]))
+
+
 def unit(build: Path, results: Results) -> None:
+    name_libraries(build)
     made = call("make", "--no-print-directory", "-s", f"-j{os.cpu_count()}", "unit", f"B={build}")
     results.add("make unit", made == 0, f"exit status {made}")
     if made:

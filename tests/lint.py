@@ -21,14 +21,14 @@ FLOORS = {
     6: "main server",
     5: "listener http ws",
     4: "api api_cell api_daemon api_group api_namespace auth once record stream",
-    3: "pool group cell rank request start lease",
+    3: "pool group job cell rank request start ladder lease",
     2: "output blob",
     1: "worker hub wire launch template journal gpu nccl probe dl json frame systemd",
     0: "config log err util",
 }
 # On one floor nothing goes in circles, but for these: one noun in several files.
 TOGETHER = [
-    set("pool group cell rank request start".split()),
+    set("pool group job cell rank request start ladder".split()),
     set("hub worker".split()),
     set("api api_cell api_daemon api_group api_namespace".split()),
 ]

@@ -64,8 +64,11 @@ class DdipCellError(Exception):
             alike = [r for r in self.ranks if self.ranks[r] == status and r not in told]
             if status != "ok" and alike:
                 lines.append(f"{_ranks(alike)}: {status}")
-        if "lost" in self.ranks.values():
-            lines.append("`%makedip -r` starts a lost rank again")
+        lost = ",".join(r for r in self.ranks if self.ranks[r] == "lost")
+        if lost:
+            lines.append(
+                f"`%makedip -r {lost}` starts what was lost again; `%makedip` shows the group"
+            )
         return lines + [self.note] if self.note else lines or [str(self)]
 
 

@@ -86,8 +86,11 @@ class Renderer:
 
     def error(self, kind=DdipCellError, note=None):
         """An exception telling how the cell ended, with equal errors of several ranks merged."""
+        # a rank that was stopped while it waited for others says nothing of the cause
+        stopped = "KeyboardInterrupt"
+        causes = [e for e in self.errors if not e.get("released") and e["ename"] != stopped]
         merged = {}
-        for event in self.errors:
+        for event in causes or self.errors:
             trace = event.get("traceback") or []
             key = _NOISE.sub("", "\n".join([event["ename"], event["evalue"], *trace]))
             fields = {"ename": event["ename"], "evalue": event["evalue"], "traceback": trace}
@@ -98,8 +101,13 @@ class Renderer:
         return kind(done["status"], done["ranks"], list(merged.values()), note)
 
     def _status(self, event):
-        if event.get("execution_state") == "queued":
+        state = event.get("execution_state")
+        if state == "queued":
             self._write("stderr", f"ddip: waiting; {event.get('position', 0)} before it\n")
+        elif state == "stopping" and event["rung"] != "interrupt":
+            ranks = ", ".join(map(str, event["ranks"]))
+            what = {"abort": "releasing", "kill": "killing"}[event["rung"]]
+            self._write("stderr", f"ddip: {what} ranks {ranks}: {event['reason']}\n")
 
     def _write(self, name, text):
         (sys.stderr if name == "stderr" else sys.stdout).write(text)

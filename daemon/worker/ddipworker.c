@@ -166,6 +166,11 @@ static void ddw_put_inbox(const struct frame *f, int fd)
 
 void ddw_received(const struct frame *f, int fd)
 {
+    if (f->type == FRAME_ABORT) {
+        ddw.aborted = ddw.running;
+        abort_now();
+        return;
+    }
     if (f->type != FRAME_INTERRUPT) {
         ddw_put_inbox(f, fd);
         return;
@@ -221,8 +226,35 @@ int ddw_begin(uint32_t cell)
     bool interrupted = ddw.interrupted == cell;
     ddw.cell = cell;
     ddw.running = !interrupted;
+    ddw.aborted = false;
     pthread_mutex_unlock(&ddw.lock);
     return interrupted;
+}
+
+void ddw_bracket(int open)
+{
+    pthread_mutex_lock(&ddw.lock);
+    if (open)
+        abort_bracket_open();
+    else
+        abort_bracket_close();
+    pthread_mutex_unlock(&ddw.lock);
+}
+
+int ddw_abort(void)
+{
+    pthread_mutex_lock(&ddw.lock);
+    int count = abort_now();
+    pthread_mutex_unlock(&ddw.lock);
+    return count;
+}
+
+int ddw_aborted(void)
+{
+    pthread_mutex_lock(&ddw.lock);
+    bool aborted = ddw.aborted;
+    pthread_mutex_unlock(&ddw.lock);
+    return aborted;
 }
 
 void ddw_end(void)

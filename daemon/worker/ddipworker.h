@@ -64,6 +64,17 @@ DDW_API void ddw_end(void);
  * 0 if this is the echo of an interrupt that has raised already. */
 DDW_API int ddw_interrupt_seen(void);
 
+/*
+ * Around everything that makes sockets of the process group (nests): TCP sockets that are new when
+ * the bracket closes are the ones FRAME_ABORT and ddw_abort shut.
+ */
+DDW_API void ddw_bracket(int open);
+/* Shuts the process group's connections: whoever waits in a collective gets an exception. Returns
+ * how many there were. */
+DDW_API int ddw_abort(void);
+/* 1: the process group was aborted by the daemon while the present cell was running. */
+DDW_API int ddw_aborted(void);
+
 /* Flushes C's stdio and held text, and waits until everything has been sent, at most timeout_ms. */
 DDW_API void ddw_flush(uint32_t timeout_ms);
 

@@ -42,6 +42,11 @@ struct inbox_message {
     char payload[];
 };
 
+struct abort_set {
+    uint64_t *inodes;
+    size_t len, cap;
+};
+
 struct ddw {
     pthread_mutex_t lock;
     bool forked; /* this is a child of the rank: no thread, no connection */
@@ -67,9 +72,12 @@ struct ddw {
     uint64_t interrupt_next_ns; /* when SIGINT is sent again; 0: not */
     uint64_t interrupt_wait_ns, interrupt_seen_ns;
     int interrupt_tries;
-    uint32_t interrupted; /* a cell that was interrupted before it began */
-    int pipe_read[2];     /* read ends of fd 1 and 2; the daemon has copies */
-    int pipes_fd;         /* memory file of `pipes`, shared with the daemon */
+    uint32_t interrupted;           /* a cell that was interrupted before it began */
+    bool aborted;                   /* the process group was aborted while `cell` was running */
+    struct abort_set known, before; /* abort.c: the group's sockets; those before the bracket */
+    int bracket_depth;
+    int pipe_read[2]; /* read ends of fd 1 and 2; the daemon has copies */
+    int pipes_fd;     /* memory file of `pipes`, shared with the daemon */
     struct frame_pipes *pipes;
 };
 
@@ -93,6 +101,11 @@ ssize_t capture_read(int which, void *out, size_t cap);
 /* link.c */
 void *link_run(void *unused);
 void link_kick(void); /* the thread has something to do */
+
+/* abort.c: callers hold ddw.lock. */
+void abort_bracket_open(void);
+void abort_bracket_close(void);
+int abort_now(void); /* how many connections were shut */
 
 /* interrupt.c: callers hold ddw.lock. */
 void interrupt_begin(void);

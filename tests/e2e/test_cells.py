@@ -309,7 +309,8 @@ def test_timeout_of_a_cell(daemon, group):
     events = daemon.request("POST", f"/v1/groups/{group}/cells", body).events
     assert time.monotonic() - started < 2.5
     assert events[-1]["status"] == "interrupted"
-    assert "0.3 s" in text_of(events, None, "stderr")
+    (stopping,) = (e for e in of_type(events, "status") if e["execution_state"] == "stopping")
+    assert stopping["rung"] == "interrupt" and "0.3 s" in stopping["reason"]
 
 
 def test_idempotency_key(daemon, group):

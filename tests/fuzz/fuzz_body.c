@@ -3,14 +3,22 @@
  * fuzz_body.c - requests: method and path or op, query, headers, body, of a caller who may all, to
  * a daemon with one group of three ranks.
  *
- * An input is text: "METHOD /path?key=value&..." or "op NAME", lines "a:ACCEPT", "t:CONTENT-TYPE",
- * "p:PREFER", "l:LAST-EVENT-ID", "i:IDEMPOTENCY-KEY", an empty line, and the body or the message.
+ * An input is up to four requests, separated by lines "---". Each is text: "METHOD
+ * /path?key=value&..." or "op NAME", lines "a:ACCEPT", "t:CONTENT-TYPE", "p:PREFER",
+ * "l:LAST-EVENT-ID", "i:IDEMPOTENCY-KEY", an empty line, and the body or the message.
  */
 #include "api.h"
 
 #include "once.h"
-#include "rank.h"
 #include "world.h"
+
+#define REQUESTS 4
+
+/* What a transport keeps of a request. */
+struct asked {
+    struct api_call call;
+    char *text; /* method and op lie in it */
+};
 
 static struct api api;
 static bool shutting_down;
@@ -25,54 +33,6 @@ static void on_ready(void *ctx)
 {
     (void)ctx;
 }
-
-/* --- ranks that say nothing and go when told --- */
-
-static void on_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FDS])
-{
-    (void)ctx;
-    (void)f;
-    (void)fds;
-}
-
-static void on_output(void *ctx, int fd, const char *text, size_t len)
-{
-    (void)ctx;
-    (void)fd;
-    (void)text;
-    (void)len;
-}
-
-static void on_batch(void *ctx)
-{
-    (void)ctx;
-}
-
-static void on_exit_of_rank(void *ctx, int status, const char *last_words)
-{
-    struct rank *r = ctx;
-    (void)status;
-    (void)last_words;
-    worker_close(r->worker);
-    r->worker = NULL;
-    r->state = RANK_DEAD;
-    group_rank_gone(r->group, r, NULL);
-}
-
-static const struct worker_events silent = {
-    .on_frame = on_frame, .on_output = on_output, .on_batch = on_batch, .on_exit = on_exit_of_rank};
-
-static void on_exit_of_store(void *ctx, int status, const char *last_words)
-{
-    (void)ctx;
-    (void)status;
-    (void)last_words;
-}
-
-static const struct worker_events silent_store = {.on_frame = on_frame,
-                                                  .on_output = on_output,
-                                                  .on_batch = on_batch,
-                                                  .on_exit = on_exit_of_store};
 
 /* --- from text to a call --- */
 
@@ -174,7 +134,7 @@ static void handle(struct api_call *call, const char *body, size_t len)
     fuzz_check(call->state != API_OPEN);
 }
 
-static void begin(void)
+static struct group *begin(void)
 {
     struct err err = ERR_INIT;
     struct cell_spec spec = {.code = "pass", .code_len = 4, .store_history = -1};
@@ -185,51 +145,70 @@ static void begin(void)
                        .once = once_new(),
                        .started = util_now(),
                        .shutdown = on_shutdown};
-    struct group *g = world_group(3, &silent, true);
-    g->store = worker_new(g->pool->hub, "store", &silent_store, g, &err); /* none is started anew */
-    g->store_port = 1;
+    struct group *g = world_group(3);
+    world_make_ready(g);
     for (int i = 0; i < 2; i++)
         fuzz_check(cell_new(g, &spec, &err));
     world_turn();
+    return g;
 }
 
-static void end(void)
+/* One request, from its text to its answer, or to waiting for one. */
+static void request(struct asked *a, const uint8_t *data, size_t size)
 {
-    worker_close(world.group->store);
-    world.group->store = NULL;
-    world_end();
-    once_free(api.once);
+    struct auth_peer peer = {.local = true, .uid = getuid()};
+    struct api_call *call = &a->call;
+    char *rest = a->text = util_strndup((const char *)data, size);
+    size_t length = strlen(rest);
+    char *line = next_line(&rest);
+    api_call_init(call, &api, peer);
+    call->wake = call->ready = on_ready;
+    if (line && read_request(call, line)) {
+        while ((line = next_line(&rest)) != NULL && *line)
+            read_header(call, line);
+        size_t from = rest ? (size_t)(rest - a->text) : length;
+        uint8_t *body = fuzz_copy(data + from, size - from); /* may hold NULs */
+        handle(call, (const char *)body, size - from);
+        free(body);
+    }
+}
+
+/* The askers go before the groups, or after. */
+static void close_all(struct asked *all, int count)
+{
+    for (int i = 0; i < count; i++) {
+        api_close(&all[i].call);
+        free(all[i].text);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    struct auth_peer peer = {.local = true, .uid = getuid()};
-    struct api_call call;
-    begin();
-    api_call_init(&call, &api, peer);
-    call.wake = call.ready = on_ready;
-    char *text = util_strndup((const char *)data, size), *rest = text, *line = next_line(&rest);
-    size_t length = strlen(text);
-    if (line && read_request(&call, line)) {
-        while ((line = next_line(&rest)) != NULL && *line)
-            read_header(&call, line);
-        size_t from = rest ? (size_t)(rest - text) : length;
-        uint8_t *body = fuzz_copy(data + from, size - from); /* may hold NULs */
-        handle(&call, (const char *)body, size - from);
+    static struct asked all[REQUESTS];
+    const char separator[] = "\n---\n";
+    const size_t separator_len = sizeof(separator) - 1;
+    struct group *g = begin();
+    int count = 0;
+    bool late = size % 2;
+    for (size_t at = 0; at < size && count < REQUESTS;) {
+        const uint8_t *end = memmem(data + at, size - at, separator, separator_len);
+        size_t n = end ? (size_t)(end - data) - at : size - at;
+        request(&all[count++], data + at, n);
+        at += n + separator_len;
         world_turn();
-        check_answer(&call);
-        check_cells(world.group);
-        if (call.stream)
-            world_read(call.stream);
-        free(body);
     }
-    world_check_events(world.group->output);
-    bool late = size % 2; /* the asker goes before the group, or after */
+    for (int i = 0; i < count; i++) {
+        check_answer(&all[i].call);
+        if (all[i].call.stream)
+            world_read(all[i].call.stream);
+    }
+    check_cells(g);
+    world_check_events(g->output);
     if (!late)
-        api_close(&call);
-    end();
+        close_all(all, count);
+    world_end();
     if (late)
-        api_close(&call);
-    free(text);
+        close_all(all, count);
+    once_free(api.once);
     return 0;
 }

@@ -1,18 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz_rank.c - what ranks say, right or wrong: frames, output and exits of a group of two, while a
- * cell runs, another waits and a request is open. rank.c is included, for its callbacks.
+ * fuzz_rank.c - what processes say, right or wrong: frames, output and exits of a group of two
+ * ranks, while a cell runs, another waits and a request is open.
  *
  * An input is records, each ended by 0xff: a byte for what it is and who speaks (see say), a byte
  * for cell and arg, and the payload. The first byte of all: 's' for a group that is just starting.
  */
-#define rank_state_name fuzz_rank_state_name
-#define rank_alive fuzz_rank_alive
-#define rank_start fuzz_rank_start
-#define rank_leave fuzz_rank_leave
-#include "rank.c"
-
 #include "record.h"
+#include "request.h"
 #include "world.h"
 
 static int answers;
@@ -46,34 +41,39 @@ static void begin_cells(struct group *g)
 }
 
 /* One record. 'A'..'G': a frame of rank 0 of type 1..7, 'a'..'g': of rank 1; 'H'/'h': of an unknown
- * type; 'O'/'o', 'E'/'e': output on fd 1, 2; 'X'/'x': exit; 'T': the loop turns. */
-static void say(struct group *g, uint64_t number, const uint8_t *data, size_t size)
+ * type; 'O'/'o', 'E'/'e': output on fd 1, 2; 'X'/'x': exit; 'S': the store says where it is, 's':
+ * it exits; 'T': the loop turns. */
+static void say(uint64_t number, const uint8_t *data, size_t size)
 {
-    struct rank *r = &g->ranks[data[0] >= 'a'];
-    int kind = data[0] >= 'a' ? data[0] - 'a' + 'A' : data[0];
-    int fds[FRAME_MAX_FDS] = {-1, -1, -1};
+    bool lower = data[0] >= 'a';
+    int kind = lower ? data[0] - 'a' + 'A' : data[0];
+    struct world_worker *w = world_find(kind == 'S' ? "group=g store"
+                                        : lower     ? "group=g rank=1"
+                                                    : "group=g rank=0");
     struct frame f = {.number = number,
                       .length = (uint32_t)size - 2,
                       .cell = data[1] & 15,
                       .arg = data[1] >> 4,
                       .payload = data + 2};
-    if (!r->worker)
+    if (kind == 'T')
+        world_turn();
+    if (!w)
         return;
-    if (kind >= 'A' && kind <= 'H') {
-        f.type = kind == 'H' ? 200 : (uint8_t)(kind - 'A' + 1);
-        rank_on_frame(r, &f, fds);
+    if (kind >= 'A' && kind <= 'H' && (f.type = kind == 'H' ? 200 : (uint8_t)(kind - 'A' + 1))) {
+        world_frame(w, &f);
     } else if (kind == 'O' || kind == 'E') {
-        rank_on_output(r, kind == 'O' ? 1 : 2, (const char *)data + 2, size - 2);
-    } else if (kind == 'X') {
+        w->events->on_output(w->ctx, kind == 'O' ? 1 : 2, (const char *)data + 2, size - 2);
+    } else if (kind == 'S' && !lower) {
+        f.type = FRAME_STATE;
+        world_frame(w, &f);
+    } else if (kind == 'X' || kind == 'S') {
         char *words = util_strndup((const char *)data + 2, size - 2);
-        rank_on_exit(r, data[1] & 0x7f, words);
+        w->events->on_exit(w->ctx, data[1] & 0x7f, words);
         free(words);
         return;
-    } else if (kind == 'T') {
-        world_turn();
     }
-    if (number % 3 == 0)
-        rank_on_batch(r);
+    if (number % 3 == 0 && kind != 'S')
+        w->events->on_batch(w->ctx);
 }
 
 static void check_records(struct group *g)
@@ -102,7 +102,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (!size)
         return 0;
     world_init();
-    struct group *g = world_group(2, &rank_events, data[0] != 's');
+    struct group *g = world_group(2);
+    if (data[0] != 's')
+        world_make_ready(g);
     struct group_wait wait = {.for_gone = true, .done = on_wait, .ctx = &told};
     group_wait(g, &wait);
     begin_cells(g);
@@ -116,7 +118,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         size_t n = end ? (size_t)(end - data) - at : size - at;
         uint8_t *record = fuzz_copy(data + at, n);
         if (n >= 2)
-            say(g, ++number, record, n);
+            say(++number, record, n);
         free(record);
         at += n + 1;
         for (int i = 0; i < 4 && number % 4 == 0; i++)

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* replay.c - a fuzz target without a fuzzer: runs it on every file of the given folders. */
+/* replay.c - a fuzz target without a fuzzer: runs it on every file of the given folders, and says
+ * which one it died of. */
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -9,6 +11,32 @@
 #include "fuzz.h"
 
 #define REPLAY_MAX (1 << 20)
+
+static const char *replay_now;
+
+/* There when a sanitizer is. */
+void __sanitizer_set_death_callback(void (*callback)(void)) __attribute__((weak));
+
+static void replay_died(void)
+{
+    dprintf(STDERR_FILENO, "died of %s\n", replay_now);
+}
+
+static void replay_on_signal(int signum)
+{
+    replay_died();
+    signal(signum, SIG_DFL);
+    raise(signum);
+}
+
+static void replay_watch(void)
+{
+    signal(SIGABRT, replay_on_signal);
+    if (__sanitizer_set_death_callback)
+        __sanitizer_set_death_callback(replay_died);
+    else
+        signal(SIGSEGV, replay_on_signal);
+}
 
 static int replay_file(const char *path)
 {
@@ -21,7 +49,7 @@ static int replay_file(const char *path)
         perror(path);
         return -1;
     }
-    fprintf(stderr, "%s\n", path); /* what was last, should it crash */
+    replay_now = path;
     LLVMFuzzerTestOneInput(data, (size_t)n);
     return 0;
 }
@@ -50,6 +78,7 @@ static int replay_folder(const char *folder)
 int main(int argc, char **argv)
 {
     int total = 0;
+    replay_watch();
     for (int i = 1; i < argc; i++) {
         struct stat st;
         bool plain = stat(argv[i], &st) == 0 && S_ISREG(st.st_mode);
@@ -60,6 +89,7 @@ int main(int argc, char **argv)
         }
         total += n;
     }
+    replay_now = "its own end"; /* a leak */
     printf("%d inputs\n", total);
     return total ? 0 : 1;
 }

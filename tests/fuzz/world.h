@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * world.h - a daemon without processes: pool, hub and a group whose ranks are workers that no
- * process has connected for. Nothing can be started: the folder of journals cannot be made.
+ * world.h - a daemon without processes: pool, hub and groups are the real ones, and so is all that
+ * workers are told. Only start_worker is not (the linker's --wrap, see the Makefile): it starts
+ * nothing, and the target speaks for the processes through the callbacks it sees here.
  */
 #ifndef DDIPD_WORLD_H
 #define DDIPD_WORLD_H
@@ -14,12 +15,20 @@
 #include "config.h"
 #include "fuzz.h"
 #include "gpu.h"
-#include "group.h"
 #include "hub.h"
 #include "log.h"
 #include "nccl.h"
 #include "pool.h"
+#include "start.h"
 #include "stream.h"
+#include "template.h"
+
+struct world_worker {
+    char label[128]; /* "group=g rank=0" or "group=g store" */
+    struct worker *worker;
+    const struct worker_events *events;
+    void *ctx;
+};
 
 static struct {
     uv_loop_t loop;
@@ -27,8 +36,75 @@ static struct {
     struct config config;
     struct auth auth;
     struct pool pool;
-    struct group *group; /* NULL: gone */
+    struct world_worker workers[128];
+    size_t workers_len;
 } world;
+
+/* --- instead of processes --- */
+
+int __wrap_start_worker(struct group *g, struct worker *w, int rank, struct err *err);
+struct worker *__real_worker_new(struct hub *hub, const char *label,
+                                 const struct worker_events *events, void *ctx, struct err *err);
+struct worker *__wrap_worker_new(struct hub *hub, const char *label,
+                                 const struct worker_events *events, void *ctx, struct err *err);
+void __real_worker_close(struct worker *w);
+void __wrap_worker_close(struct worker *w);
+
+int __wrap_start_worker(struct group *g, struct worker *w, int rank, struct err *err)
+{
+    (void)g;
+    (void)w;
+    (void)rank;
+    (void)err;
+    return 0;
+}
+
+struct worker *__wrap_worker_new(struct hub *hub, const char *label,
+                                 const struct worker_events *events, void *ctx, struct err *err)
+{
+    struct worker *w = __real_worker_new(hub, label, events, ctx, err);
+    fuzz_check(w && world.workers_len < UTIL_COUNT(world.workers));
+    struct world_worker *slot = &world.workers[world.workers_len++];
+    *slot = (struct world_worker){.worker = w, .events = events, .ctx = ctx};
+    snprintf(slot->label, sizeof(slot->label), "%s", label);
+    return w;
+}
+
+void __wrap_worker_close(struct worker *w)
+{
+    for (size_t i = 0; w && i < world.workers_len; i++) {
+        if (world.workers[i].worker == w)
+            world.workers[i] = world.workers[--world.workers_len];
+    }
+    __real_worker_close(w);
+}
+
+/* NULL: there is no such process now. */
+static inline struct world_worker *world_find(const char *label)
+{
+    for (size_t i = 0; i < world.workers_len; i++) {
+        if (strcmp(world.workers[i].label, label) == 0)
+            return &world.workers[i];
+    }
+    return NULL;
+}
+
+/* A frame from a process; its descriptors: none. */
+static inline void world_frame(const struct world_worker *w, const struct frame *f)
+{
+    int fds[FRAME_MAX_FDS] = {-1, -1, -1};
+    w->events->on_frame(w->ctx, f, fds);
+}
+
+static inline void world_say(const char *label, enum frame_type type, const char *text)
+{
+    struct frame f = {
+        .type = (uint8_t)type, .length = (uint32_t)strlen(text), .payload = (const uint8_t *)text};
+    if (world_find(label))
+        world_frame(world_find(label), &f);
+}
+
+/* --- life --- */
 
 static inline void world_remove(void)
 {
@@ -39,31 +115,25 @@ static inline void world_remove(void)
 static inline void world_init(void)
 {
     struct err err = ERR_INIT;
-    char *argv[] = {"ddipd",       "--listen",
-                    "none",        "--state-dir",
-                    "/dev/null/x", "--rank-limit",
-                    "8",           "--queue-limit",
-                    "6",           "--body-limit",
-                    "4K",          "--payload-limit",
-                    "8K",          NULL};
+    char *argv[] = {"ddipd",           "--listen=none",   "--rank-limit=8",     "--queue-limit=6",
+                    "--group-limit=3", "--body-limit=4K", "--payload-limit=8K", NULL};
+    const char *memory = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp"; /* a lot faster */
     if (*world.dir)
         return;
     log_set_level(LOG_LEVEL_ERROR);
-    const char *memory = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp"; /* a lot faster */
     snprintf(world.dir, sizeof(world.dir), "%s/ddipd-fuzz-XXXXXX", memory);
     fuzz_check(mkdtemp(world.dir));
     atexit(world_remove);
     setenv("HOME", "/", 1);
-    setenv("XDG_RUNTIME_DIR", world.dir, 1);
-    fuzz_check(util_mkdirs(world.dir, 0700, &err) == 0);
-    fuzz_check(config_load(&world.config, 13, argv, &err) == CONFIG_RUN);
-    fuzz_check(util_mkdirs(world.config.runtime_dir, 0700, &err) == 0);
+    setenv("RUNTIME_DIRECTORY", world.dir, 1);
+    setenv("STATE_DIRECTORY", world.dir, 1);
+    fuzz_check(config_load(&world.config, 7, argv, &err) == CONFIG_RUN);
     fuzz_check(auth_init(&world.auth, &world.config, &err) == 0);
     uv_loop_init(&world.loop);
     struct hub *hub = hub_new(&world.loop, world.config.runtime_dir, &err);
     fuzz_check(hub);
     pool_init(&world.pool, &world.loop, &world.config, hub, gpu_open("/none", "/none"),
-              nccl_open("/none"), NULL);
+              nccl_open("/none"), templates_new(hub, &world.config));
 }
 
 /* Lets timers of 0 ms and closed handles have their turn. */
@@ -73,78 +143,49 @@ static inline void world_turn(void)
         uv_run(&world.loop, UV_RUN_NOWAIT);
 }
 
-static inline void world_spec(struct group *g, int ranks)
-{
-    struct group_spec *s = &g->spec;
-    s->name = util_strdup("g");
-    s->app = util_strdup("torch");
-    s->python = util_strdup("python3");
-    s->cwd = util_strdup("/");
-    s->backend = util_strdup("gloo");
-    s->ranks = ranks;
-    s->grace_s = 5;
-    s->uid = getuid();
-}
-
-static inline void world_ranks(struct group *g, const struct worker_events *events,
-                               enum rank_state state)
+/* Makes the group "g"; its processes have not said anything yet. */
+static inline struct group *world_group(int ranks)
 {
     struct err err = ERR_INIT;
-    g->ranks = util_calloc((size_t)g->spec.ranks, sizeof(*g->ranks));
-    for (int i = 0; i < g->spec.ranks; i++) {
-        struct rank *r = &g->ranks[i];
-        *r = (struct rank){.group = g, .index = i, .gpu = -1, .state = state, .memory_bytes = -1};
-        r->worker = worker_new(g->pool->hub, "rank", events, r, &err);
-        fuzz_check(r->worker);
-    }
-}
-
-/* The group "g" in a state of one's choice; what group_new does, without starting anything. */
-static inline struct group *world_group(int ranks, const struct worker_events *events, bool ready)
-{
-    struct err err = ERR_INIT;
-    char dir[128];
-    struct group *g = util_calloc(1, sizeof(*g));
-    snprintf(dir, sizeof(dir), "%s/g", world.dir);
-    g->pool = &world.pool;
-    g->state = ready ? GROUP_READY : GROUP_STARTING;
-    g->was_ready = ready;
-    g->created = util_now();
-    g->generation = 1;
-    g->output = output_open(dir, "g", &err);
-    fuzz_check(g->output);
-    world_spec(g, ranks);
-    world_ranks(g, events, ready ? RANK_IDLE : RANK_JOINING);
-    TAILQ_INIT(&g->queue);
-    TAILQ_INIT(&g->cells);
-    TAILQ_INIT(&g->requests);
-    TAILQ_INIT(&g->waits);
-    uv_timer_t *timers[] = {&g->next_timer, &g->start_timer, &g->stop_timer};
-    for (size_t i = 0; i < UTIL_COUNT(timers); i++) {
-        uv_timer_init(&world.loop, timers[i]);
-        timers[i]->data = g;
-        g->handles++;
-    }
-    pool_add(&world.pool, g);
-    world.group = g;
+    char body[64];
+    int n = snprintf(body, sizeof(body), "{\"name\":\"g\",\"ranks\":%d}", ranks);
+    json *j = json_parse(body, (size_t)n, &err);
+    struct group *g = pool_create(&world.pool, j, getuid(), &err);
+    fuzz_check(g);
+    json_free(j);
     return g;
 }
 
-/* Stops the group and lets its ranks "exit"; all of it is freed. */
+/* Lets the group's processes come and join, as good ones would. */
+static inline void world_make_ready(struct group *g)
+{
+    char label[64];
+    world_say("group=g store", FRAME_STATE, "{\"host\":\"127.0.0.1\",\"port\":1}");
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < g->spec.ranks; i++) {
+            snprintf(label, sizeof(label), "group=g rank=%d", i);
+            world_say(label, turn ? FRAME_STATE : FRAME_HELLO,
+                      "{\"state\":\"joined\",\"generation\":1}");
+        }
+    }
+    fuzz_check(g->state == GROUP_READY);
+}
+
+static inline void world_drained(void *ctx)
+{
+    *(bool *)ctx = true;
+}
+
+/* Stops everything and lets all processes "exit": nothing must be left. */
 static inline void world_end(void)
 {
-    struct group *g = world.group;
-    int ranks = g->spec.ranks;
-    bool last = false;
-    group_stop(g, "the end");
-    for (int i = 0; i < ranks && !last; i++) {
-        last = world.pool.groups_len == 0;
-        if (!last && g->ranks[i].worker)
-            worker_never(g->ranks[i].worker, 0, "");
-    }
+    bool drained = false;
+    pool_stop(&world.pool, world_drained, &drained);
+    while (world.workers_len)
+        worker_never(world.workers[0].worker, 0, "");
+    fuzz_check(drained && world.pool.groups_len == 0);
+    world.pool.drained = NULL;
     world_turn();
-    fuzz_check(world.pool.groups_len == 0);
-    world.group = NULL;
 }
 
 /* --- reading what a group says --- */
@@ -165,9 +206,8 @@ static inline void world_check_line(const char *line, size_t len, const struct o
     int64_t number = 0;
     json *j = json_parse_cut(line, len, &err);
     fuzz_check(json_is_object(j) && memchr(line, '\n', len) == line + len - 1);
-    fuzz_check(json_integer(json_get(j, "seq"), &number) && (uint64_t)number == seq &&
-               m->seq == seq);
-    fuzz_check(strcmp(json_string(json_get(j, "group")), "g") == 0);
+    fuzz_check(json_integer(json_get(j, "seq"), &number) && (uint64_t)number == seq);
+    fuzz_check(m->seq == seq && strcmp(json_string(json_get(j, "group")), "g") == 0);
     fuzz_check(strcmp(json_string(json_get(j, "type")), m->type) == 0);
     for (size_t i = 0; i < UTIL_COUNT(common); i++) {
         int count = 0;

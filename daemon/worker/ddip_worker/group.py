@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed of one rank: one process group per generation, over the group's own store."""
+"""torch.distributed of one rank: one process group per generation, over the group's own store.
+
+Everything that makes sockets of a process group happens in the library's bracket, so that the
+library's thread can shut them while the interpreter waits in a collective. That is the abort which
+gloo lacks. The seam for NCCL is the same: `library.abort` is what releases a rank.
+"""
 
 import datetime
+import functools
 import os
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+# Joining is quick where everybody is there; a rank that waits for one that is not must not outlast
+# the patience of whoever waits for the group. Collectives later get torch's own default.
+DEFAULT_TIMEOUT = c10d.default_pg_timeout
 
 
 class ProcessGroup:
     """Joins and leaves. Only the main thread may call it."""
 
-    def __init__(self, config):
+    def __init__(self, config, library):
         self.rank = config["rank"]
         self.world_size = config["world_size"]
         self.backend = config["backend"]
         self.device = config.get("gpu_index")  # index in CUDA_VISIBLE_DEVICES, or None
         self.generation = 0
+        self._library = library
+        self._bracket_new_groups()
+        _guard_models()
 
     def set_environment(self):
         """What torch and the libraries above it look for; MASTER_* do not fit: no fixed port."""
@@ -35,21 +49,37 @@ class ProcessGroup:
         self.leave()
         timeout = datetime.timedelta(seconds=timeout_s)
         try:
-            store = dist.TCPStore(host, port, None, False, timeout=timeout, wait_for_workers=False)
-            # a fresh prefix: keys of an earlier generation would satisfy this one's barriers
-            prefixed = dist.PrefixStore(f"generation{generation}", store)
-            dist.init_process_group(
-                self.backend,
-                store=prefixed,
-                rank=self.rank,
-                world_size=self.world_size,
-                **self._options(),
-            )
-            self._prove()
+            with self._library.bracket():
+                store = dist.TCPStore(
+                    host, port, None, False, timeout=timeout, wait_for_workers=False
+                )
+                # a fresh prefix: keys of an earlier generation would satisfy this one's barriers
+                dist.init_process_group(
+                    self.backend,
+                    store=dist.PrefixStore(f"generation{generation}", store),
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    timeout=timeout,
+                    **self._options(),
+                )
+                self._prove()
+            c10d._set_pg_timeout(DEFAULT_TIMEOUT)
         except BaseException:
             self.leave()
             raise
         self.generation = generation
+
+    def leave(self):
+        """Leaves the group, if there is one.
+
+        Its connections are shut first: a model that still holds the group would otherwise go on
+        talking in it without a word.
+        """
+        self._library.abort()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # after an init that failed the count differs between ranks, and it is part of store keys
+        c10d._world.group_count = 0
 
     def _options(self):
         if self.device is None:
@@ -68,6 +98,30 @@ class ProcessGroup:
                 "the ranks do not belong to the same process group"
             )
 
-    def leave(self):
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    def _bracket_new_groups(self):
+        """new_group, init_device_mesh and the like all make their sockets in this one function."""
+        make = c10d._new_process_group_helper
+
+        @functools.wraps(make)
+        def bracketed(*args, **kwargs):
+            with self._library.bracket():
+                return make(*args, **kwargs)
+
+        c10d._new_process_group_helper = bracketed
+
+
+def _guard_models():
+    """A DDP model of an earlier generation says so instead of failing somewhere in backward."""
+    model_class = torch.nn.parallel.DistributedDataParallel
+    forward = model_class.forward
+
+    @functools.wraps(forward)
+    def guarded(self, *inputs, **kwargs):
+        if self.process_group not in c10d._world.pg_map:
+            raise RuntimeError(
+                "this model was wrapped in DistributedDataParallel before the process group was "
+                "rebuilt; wrap it again: model = DistributedDataParallel(model.module)"
+            )
+        return forward(self, *inputs, **kwargs)
+
+    model_class.forward = guarded

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """libddipworker.so through ctypes. Names and meanings are those of daemon/worker/ddipworker.h."""
 
+import contextlib
 import ctypes
 import json
 import os
@@ -49,6 +50,7 @@ class Library:
         c.ddw_message_free.restype = None
         c.ddw_begin.argtypes = (u32,)
         c.ddw_end.restype = None
+        c.ddw_bracket.restype = None
         c.ddw_flush.argtypes = (u32,)
         c.ddw_flush.restype = None
         self._c = c
@@ -58,6 +60,8 @@ class Library:
         self.end = c.ddw_end
         self.interrupt_seen = c.ddw_interrupt_seen
         self.flush = c.ddw_flush
+        self.abort = c.ddw_abort
+        self.aborted = c.ddw_aborted
 
     def start(self, socket_path, hello, orphan_timeout_s):
         """Takes fd 1 and 2 and connects. Raises OSError."""
@@ -75,6 +79,15 @@ class Library:
         rc = self._c.ddw_post(type, cell, arg, text, len(text), fd)
         if rc:
             raise OSError(rc, os.strerror(rc))
+
+    @contextlib.contextmanager
+    def bracket(self):
+        """TCP sockets made inside are the process group's: those that an abort shuts."""
+        self._c.ddw_bracket(1)
+        try:
+            yield
+        finally:
+            self._c.ddw_bracket(0)
 
     def wait(self, signal_fd):
         """The next Message, or None when a signal came first."""

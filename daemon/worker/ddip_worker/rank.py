@@ -5,6 +5,8 @@ import os
 import time
 import traceback
 
+import torch
+
 from ddip_worker import gate, group, lib, namespace, shell, streams
 
 
@@ -22,10 +24,10 @@ class Rank:
         self._library = library
         self._cell = 0
         self._gate = gate.Gate(library.interrupt_seen)
-        self._group = group.ProcessGroup(config)
+        self._group = group.ProcessGroup(config, library)
         self._group.set_environment()
         given = {"rank": config["rank"], "world_size": config["world_size"]}
-        self._shell = shell.make(self._emit, given)
+        self._shell = shell.make(self._emit, self._raising, given)
         hidden = set(self._shell.user_ns) - set(given)
         self._namespace = namespace.Namespace(self._shell, hidden)
         self._handlers = {
@@ -49,6 +51,10 @@ class Rank:
             # too large for one event, or a forked child: say so where it can be said
             print(f"[{type} not shown: {e.strerror}]")
 
+    def _raising(self):
+        self._library.post(lib.STATE, {"state": "raising"}, self._cell)
+        return self._library.aborted()
+
     def _execute(self, message):
         request = message.payload
         self._cell = message.cell
@@ -57,7 +63,10 @@ class Rank:
             self._emit("error", _error(KeyboardInterrupt("interrupted before it started"), []))
             status = "interrupted"
         else:
+            grad = torch.is_grad_enabled()
             status = self._run(request)
+            if status != "ok":  # an exception may have hit no_grad's way out
+                torch.set_grad_enabled(grad)
         self._library.end()
         content = {
             "status": status,
@@ -69,6 +78,7 @@ class Rank:
     def _run(self, request):
         """Runs the code; its result and its exceptions have become events when this returns."""
         silent = bool(request.get("silent", False))
+        self._shell.released = False
         if "execution_count" in request:  # tracebacks then name cells as the notebook does
             self._shell.execution_count = request["execution_count"]
         try:
@@ -87,7 +97,8 @@ class Rank:
         if result.success:
             return "ok"
         failure = result.error_before_exec or result.error_in_exec
-        return "interrupted" if isinstance(failure, KeyboardInterrupt) else "error"
+        stopped = isinstance(failure, KeyboardInterrupt) or self._shell.released
+        return "interrupted" if stopped else "error"
 
     def _request(self, message):
         fd = -1
@@ -130,8 +141,6 @@ def _memory():
     with open("/proc/self/statm") as f:
         resident = int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     memory = {"rss_bytes": resident}
-    import torch
-
     if torch.cuda.is_initialized():
         memory["cuda_allocated_bytes"] = torch.cuda.memory_allocated()
         memory["cuda_reserved_bytes"] = torch.cuda.memory_reserved()

@@ -5,7 +5,10 @@ Content follows Jupyter's messaging specification, so that a front end can show 
 """
 
 import builtins
+import os
+import re
 import sys
+import traceback
 import types
 
 from IPython.core.displayhook import DisplayHook
@@ -13,6 +16,8 @@ from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Type
 from traitlets.config import Config
+
+_CELL = re.compile(r"<ipython-input-(\d+)-")
 
 
 class _DisplayHook(DisplayHook):
@@ -47,11 +52,18 @@ class _DisplayPublisher(DisplayPublisher):
 
 
 class Shell(InteractiveShell):
-    """One per rank. `emit(type, content)` must be set before the first cell."""
+    """One per rank. Before the first cell these must be set: `emit(type, content)`, and
+    `raising()`, called when an exception has left the user's code and is going to be formatted; it
+    returns true if the rank was being stopped.
+
+    released: the last exception only says that the rank waited for others that will not come.
+    """
 
     displayhook_class = Type(_DisplayHook)
     display_pub_class = Type(_DisplayPublisher)
     emit = None
+    raising = None
+    released = False
 
     def init_display_formatter(self):
         super().init_display_formatter()
@@ -67,21 +79,32 @@ class Shell(InteractiveShell):
             file=sys.stderr,
         )
 
+    def showtraceback(self, exc_tuple=None, *args, **kwargs):
+        # formatting reads sources and values: it can take seconds, or wait for a GPU
+        exc = (exc_tuple or sys.exc_info())[1]
+        self.released = self.raising() or _lost_its_peers(exc)
+        if exc and (self.released or isinstance(exc, KeyboardInterrupt)):
+            self._show_error(type(exc).__name__, _text_of(exc), _brief(exc))
+        else:
+            super().showtraceback(exc_tuple, *args, **kwargs)
+
     def show_usage_error(self, exc):
         self._show_error("UsageError", str(exc), [f"UsageError: {exc}"])
 
+    def _format_exception_for_storage(self, exception, *args, **kwargs):
+        # IPython would format it all again for a history that is not kept
+        return {"ename": type(exception).__name__, "evalue": _text_of(exception), "traceback": []}
+
     def _showtraceback(self, etype, evalue, stb):
-        try:
-            text = str(evalue)
-        except Exception as e:
-            text = f"<str() of the exception raised {type(e).__name__}>"
-        self._show_error(etype.__name__, text, [stb] if isinstance(stb, str) else list(stb))
+        lines = [stb] if isinstance(stb, str) else list(stb)
+        self._show_error(etype.__name__, _text_of(evalue), lines)
 
     def _show_error(self, ename, evalue, traceback):
-        self.emit("error", {"ename": ename, "evalue": evalue, "traceback": traceback})
+        content = {"ename": ename, "evalue": evalue, "traceback": traceback}
+        self.emit("error", {**content, "released": True} if self.released else content)
 
 
-def make(emit, namespace):
+def make(emit, raising, namespace):
     """The shell, with a fresh `__main__` as its module, holding `namespace` besides."""
     module = types.ModuleType("__main__", "The namespace of this rank.")
     module.__dict__.update(namespace)
@@ -91,8 +114,39 @@ def make(emit, namespace):
     sys.modules["__main__"] = module
     shell = Shell.instance(config=config, user_module=module)
     shell.emit = emit
+    shell.raising = raising
     builtins.input = _no_input
     return shell
+
+
+def _text_of(exc):
+    try:
+        return str(exc)
+    except Exception as e:
+        return f"<str() of the exception raised {type(e).__name__}>"
+
+
+def _lost_its_peers(exc):
+    """gloo's and the store's words for a connection that ended at its other side."""
+    text = _text_of(exc) if isinstance(exc, RuntimeError) else ""
+    ends = ("closed by peer", "reset by peer", "Connection was likely closed")
+    return ("gloo" in text or "c10d" in text) and any(end in text for end in ends)
+
+
+def _brief(exc):
+    """Where a rank was when it was stopped: its frames in plain text, quickly made."""
+    frames = traceback.extract_tb(exc.__traceback__)
+    first = next((i for i, f in enumerate(frames) if _CELL.match(f.filename)), 0)
+    lines = ["Traceback (most recent call last):"]
+    for frame in frames[first:]:
+        if os.path.dirname(frame.filename) == os.path.dirname(__file__):
+            continue
+        cell = _CELL.match(frame.filename)
+        where = f"Cell In[{cell[1]}]" if cell else f'File "{frame.filename}"'
+        lines.append(f"{where}, line {frame.lineno}, in {frame.name}\n    {frame.line}")
+    text = _text_of(exc).partition("\n")[0]
+    lines.append(f"{type(exc).__name__}: {text}" if text else type(exc).__name__)
+    return lines
 
 
 def _no_input(prompt=""):

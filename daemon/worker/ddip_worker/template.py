@@ -18,8 +18,9 @@ import sys
 import warnings
 
 REQUEST_MAX = 1 << 20
-# What a first DDP model or optimizer imports for seconds: taken in while nothing is asked.
-LATER = ("numpy", "torch._dynamo")
+# What a first traceback, DDP model or optimizer imports for seconds: taken in while nothing is
+# asked.
+LATER = ("stack_data", "pygments.formatters.terminal256", "numpy", "torch._dynamo")
 IDLE_S = 1.0
 
 
