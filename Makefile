@@ -20,11 +20,13 @@ CC     ?= gcc
 PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
+V1     := .venv-fastai-v1
 
 # --- what the build needs ------------------------------------------------------------------------
 APT_BUILD := build-essential pkg-config libmicrohttpd-dev libwebsockets-dev \
              libwebsockets-evlib-uv libuv1-dev libcjson-dev
-APT_CHECK := python3-venv curl clang clang-format universal-ctags systemd procps
+APT_DEMO  := python3-venv curl procps
+APT_CHECK := clang clang-format universal-ctags systemd chromium
 
 PKGS := libmicrohttpd libwebsockets libuv libcjson
 
@@ -55,7 +57,7 @@ CFLAGS_ALL = -std=c17 -D_GNU_SOURCE $(WARN) $(OPT) $(SANITIZE) -iquote daemon -i
 LIBS     = $(shell pkg-config --libs $(PKGS)) -ldl -lm
 
 DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c)) proto/frame.c
-WORKER_SRC := $(wildcard daemon/worker/*.c) daemon/wire.c daemon/util.c daemon/err.c proto/frame.c
+WORKER_SRC := $(wildcard daemon/worker/*.c) daemon/wire.c daemon/kin.c daemon/util.c daemon/err.c proto/frame.c
 DAEMON_OBJ := $(DAEMON_SRC:%.c=$(B)/%.o)
 WORKER_OBJ := $(WORKER_SRC:%.c=$(B)/pic/%.o)
 UNIT_TESTS := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
@@ -63,7 +65,7 @@ FUZZ_SRC   := $(wildcard tests/fuzz/fuzz_*.c)
 FUZZ_REPLAY := $(patsubst tests/fuzz/%.c,$(B)/tests/%,$(FUZZ_SRC))
 FAKES      := $(patsubst tests/fakes/%.c,$(B)/fakes/%.so,$(wildcard tests/fakes/lib*.c))
 
-.PHONY: all build deps deps-build deps-check demo check unit e2e asan lint format size fuzz install clean
+.PHONY: all build deps deps-build deps-demo deps-check demo check check-gpu check-fastai-v1 screenshots unit e2e asan lint format size fuzz chaos install clean
 all: build
 
 build: $(B)/ddipd $(B)/libddipworker.so $(B)/ddip_worker
@@ -114,7 +116,9 @@ define apt_install
 	fi
 endef
 
-deps: deps-build deps-check $(VENV)/.ready
+deps: deps-demo deps-check
+
+deps-demo: deps-build $(VENV)/.ready
 
 deps-build:
 	$(call apt_install,$(APT_BUILD))
@@ -122,21 +126,46 @@ deps-build:
 deps-check:
 	$(call apt_install,$(APT_CHECK))
 
-$(VENV)/.ready: tests/requirements.txt client/pyproject.toml | deps-check
+$(VENV)/.ready: tests/requirements.txt tests/requirements-apps.txt client/pyproject.toml | deps-build
+	$(call apt_install,$(APT_DEMO))
 	@echo "setting up $(VENV) from tests/requirements.txt"
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check -r tests/requirements.txt
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps -r tests/requirements-apps.txt
 	$(PY) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e client
 	@touch $@
 
+# fastai 1 has the name of fastai 2, so it gets an environment of its own, which has all else from .venv.
+$(V1)/.ready: tests/requirements-fastai-v1.txt $(VENV)/.ready
+	@echo "setting up $(V1) from tests/requirements-fastai-v1.txt"
+	$(PY) -m venv --clear $(V1)
+	$(V1)/bin/python -m pip install -q --disable-pip-version-check --no-deps -r tests/requirements-fastai-v1.txt
+	@$(V1)/bin/python -c 'import pathlib, sysconfig; here = sysconfig.get_path("purelib"); \
+	  there = here.replace("/$(V1)/", "/$(VENV)/"); \
+	  pathlib.Path(here, "venv.pth").write_text(f"import site; site.addsitedir({there!r})\n")'
+	@touch $@
+
 # --- using and checking --------------------------------------------------------------------------
-demo: deps
+demo: deps-demo
 	@$(MAKE) --no-print-directory build
 	$(PY) tests/demo.py --build $(B) --out $(B)/demo
 
 check: deps
 	@$(MAKE) --no-print-directory build
 	$(PY) tests/check.py --build $(B)
+
+check-fastai-v1: deps $(V1)/.ready
+	@$(MAKE) --no-print-directory build
+	$(V1)/bin/python tests/check.py --build $(B) --fastai-v1
+
+check-gpu: deps
+	@$(MAKE) --no-print-directory build
+	$(PY) -m pytest -p no:cacheprovider -rs tests/gpu
+
+# The pictures of the documents, taken anew.
+screenshots: deps
+	@$(MAKE) --no-print-directory build
+	DDIP_SCREENSHOTS=$(CURDIR)/docs/images $(PY) -m pytest -p no:cacheprovider -q tests/e2e/test_jupyterlab.py -k "training or rendering"
 
 unit: build $(UNIT_TESTS) $(FUZZ_REPLAY) $(FAKES)
 
@@ -153,7 +182,7 @@ $(B)/tests/test_ddip%: tests/unit/test_ddip%.c $(wildcard tests/unit/*.h) $(WORK
 
 # Targets with a daemon in them must start no processes (tests/fuzz/world.h).
 $(B)/tests/fuzz_body $(B)/tests/fuzz_rank $(B)/fuzz/fuzz_body $(B)/fuzz/fuzz_rank: \
-  LDFLAGS += -Wl,--wrap=start_worker,--wrap=worker_new,--wrap=worker_close
+  LDFLAGS += -Wl,--wrap=start_worker,--wrap=worker_new,--wrap=worker_close,--wrap=worker_pid
 $(B)/tests/fuzz_%: tests/fuzz/fuzz_%.c tests/fuzz/replay.c $(wildcard tests/fuzz/*.h) $(DAEMON_OBJ) $(B)/flags
 	@mkdir -p $(dir $@)
 	$(call say,CC $@)
@@ -178,6 +207,14 @@ asan: deps
 FUZZ_SECONDS ?= 60
 fuzz:
 	$(PY) tests/fuzz/run.py --seconds $(FUZZ_SECONDS)
+
+# Kills, stops and starves clients, ranks and the daemon while cells run, then checks what was told.
+# What is done follows from SEED alone; a failure prints the command that repeats it.
+STEPS ?= 1000
+SEED  ?= 1
+chaos: deps
+	@$(MAKE) --no-print-directory build
+	$(PY) tests/chaos.py --build $(B) --steps $(STEPS) --seed $(SEED) --verbose
 
 lint: deps
 	$(PY) tests/lint.py

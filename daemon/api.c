@@ -16,6 +16,7 @@
 #include "api_daemon.h"
 #include "api_group.h"
 #include "api_namespace.h"
+#include "api_stacks.h"
 #include "log.h"
 
 struct api_route {
@@ -40,6 +41,7 @@ static const struct api_route api_routes[] = {
     {"POST", "/v1/groups/{g}/restart", "group_restart", api_group_restart, API_BODY_MEMORY, false},
     {"POST", "/v1/groups/{g}/interrupt", "group_interrupt", api_group_interrupt, API_BODY_MEMORY,
      false},
+    {"GET", "/v1/groups/{g}/stacks", "stacks", api_stacks_get, API_BODY_NONE, false},
     {"GET", "/v1/groups/{g}/events", "group_events", api_cell_events, API_BODY_NONE, false},
     {"GET", "/v1/groups/{g}/cells", "cells_list", api_cell_list, API_BODY_NONE, false},
     {"POST", "/v1/groups/{g}/cells", "execute", api_cell_execute, API_BODY_MEMORY, false},
@@ -341,6 +343,17 @@ const char *api_param(const struct api_call *call, const char *name)
             return call->query[i + 1];
     }
     return NULL;
+}
+
+int api_param_bool(const struct api_call *call, const char *name, bool *out, struct err *err)
+{
+    const char *text = api_param(call, name);
+    if (!text)
+        return json_get_bool(call->message, name, out, err);
+    if (strcmp(text, "true") != 0 && strcmp(text, "false") != 0)
+        return err_set(err, ERR_INVALID, "\"%s\" must be true or false, not \"%.40s\"", name, text);
+    *out = *text == 't';
+    return 1;
 }
 
 int api_param_u64(const struct api_call *call, const char *name, uint64_t max, uint64_t *out,

@@ -22,14 +22,13 @@
 #include "stream.h"
 
 struct api_route;
-struct once;
 struct api_call;
+struct stacks;
 
 struct api {
     struct pool *pool;
     struct auth *auth;
     const struct config *config;
-    struct once *once;
     double started;
     const char *url;             /* what TCP is bound to, or NULL */
     void (*shutdown)(void *ctx); /* stop everything; must only schedule */
@@ -85,6 +84,7 @@ struct api_call {
     struct group *group;
     struct group_wait wait;
     struct request *request;
+    struct stacks *stacks;
     uint32_t cell;
     bool created;
 };
@@ -103,6 +103,8 @@ void api_handle(struct api_call *call);
 
 /* A query parameter, a member of the WebSocket message, or of the JSON body. NULL: not given. */
 const char *api_param(const struct api_call *call, const char *name);
+int api_param_bool(const struct api_call *call, const char *name, bool *out,
+                   struct err *err) ERR_MUST_CHECK;
 int api_param_u64(const struct api_call *call, const char *name, uint64_t max, uint64_t *out,
                   struct err *err) ERR_MUST_CHECK;
 /* The JSON object of the request: the WebSocket message, or the parsed body (an empty one is {}).

@@ -12,7 +12,6 @@
 #include <strings.h>
 
 #include "api.h"
-#include "once.h"
 #include "record.h"
 
 /* The members after "events" of a waiting answer: the cell's record, if it is still kept. */
@@ -70,7 +69,8 @@ static int api_cell_read_json(struct api_call *call, struct cell_spec *spec, str
     if (found <= 0)
         return found < 0 ? -1 : err_set(err, ERR_INVALID, "\"code\" is missing");
     spec->code_len = strlen(spec->code);
-    if (json_get_bool(body, "silent", &spec->silent, err) < 0 ||
+    if (json_get_string(body, "app_command", &spec->app_command, err) < 0 ||
+        json_get_bool(body, "silent", &spec->silent, err) < 0 ||
         json_get_int(body, "execution_count", 1, INT32_MAX, &spec->execution_count, err) < 0 ||
         json_get_double(body, "timeout_s", 0.001, 1e7, &spec->timeout_s, err) < 0)
         return -1;
@@ -124,28 +124,36 @@ static void api_cell_accepted(struct api_call *call, const struct cell *c)
     api_answer_json(call, 202);
 }
 
-/* A new cell, or the one that the same request has made before (Idempotency-Key). NULL: *err. */
-static struct cell *api_cell_make(struct api_call *call, struct group *g,
-                                  const struct cell_spec *spec, struct err *err)
+static uint64_t api_cell_hash(const struct group *g, const struct cell_spec *spec)
 {
-    const char *key = call->headers.idempotency_key;
-    if (call->op && json_get_string(call->message, "idempotency_key", &key, err) < 0)
-        return NULL;
     uint64_t hash = once_hash(ONCE_HASH_INIT, spec->code, spec->code_len);
+    if (spec->app_command)
+        hash = once_hash(hash, spec->app_command, strlen(spec->app_command));
     for (int i = 0; i < g->spec.ranks; i++)
         hash = once_hash(hash, spec->ranks && !spec->ranks[i] ? "0" : "1", 1);
     hash = once_hash(hash, &spec->timeout_s, sizeof(spec->timeout_s));
     hash = once_hash(hash, &spec->silent, sizeof(spec->silent));
-    hash = once_hash(hash, &spec->store_history, sizeof(spec->store_history));
-    struct once_key once = {spec->uid, key, g->spec.name, hash};
-    struct group *found = NULL;
-    struct cell *c = NULL;
-    int seen = once_find(call->api->once, call->api->pool, &once, &found, &c, err);
-    if (seen != 0)
-        return c;
-    c = cell_new(g, spec, err);
-    if (c)
-        once_add(call->api->once, &once, g, c->number);
+    return once_hash(hash, &spec->store_history, sizeof(spec->store_history));
+}
+
+/* A new cell, or the one that the same request has made before (Idempotency-Key). NULL: *err. */
+static struct cell *api_cell_make(struct api_call *call, struct group *g, struct cell_spec *spec,
+                                  struct err *err)
+{
+    spec->once.key = call->headers.idempotency_key;
+    if (call->op && json_get_string(call->message, "idempotency_key", &spec->once.key, err) < 0)
+        return NULL;
+    spec->once.hash = api_cell_hash(g, spec);
+    uint32_t number = 0;
+    if (once_key_check(&spec->once, err) < 0)
+        return NULL;
+    int seen = once_find(g->once, &spec->once, &number, err);
+    if (seen <= 0)
+        return seen < 0 ? NULL : cell_new(g, spec, err);
+    struct cell *c = cell_find(g, number);
+    if (!c)
+        err_set(err, ERR_GONE, "the request was done as cell %u, whose record is not kept any more",
+                number);
     return c;
 }
 
@@ -153,7 +161,7 @@ void api_cell_execute(struct api_call *call)
 {
     struct err *err = &call->err;
     struct group *g = api_group(call, err);
-    struct cell_spec spec = {.uid = call->peer.uid, .store_history = -1};
+    struct cell_spec spec = {.once.uid = call->peer.uid, .store_history = -1};
     bool *mask = NULL;
     struct cell *c = NULL;
     if (g && api_cell_read(call, &spec, err) == 0 && api_ranks(call, g, "ranks", &mask, err) == 0) {
@@ -213,6 +221,9 @@ static struct cell *api_cell(struct api_call *call, struct group *g, struct err 
     if (number <= g->last_cell && oldest)
         err_set(err, ERR_GONE, "the record of cell %llu is no longer kept; the oldest is %u",
                 (unsigned long long)number, oldest->number);
+    else if (number <= g->last_cell)
+        err_set(err, ERR_GONE, "the record of cell %llu is no longer kept",
+                (unsigned long long)number);
     else
         err_set(err, ERR_NOT_FOUND, "the group %s has no cell %llu", g->spec.name,
                 (unsigned long long)number);
@@ -250,15 +261,28 @@ static int api_cell_after(struct api_call *call, const struct group *g, uint64_t
     return 0;
 }
 
+/* Is any of the cell's events still there? */
+static int api_cell_kept(const struct group *g, const struct cell *c, struct err *err)
+{
+    uint64_t first = output_first_seq(g->output);
+    if (!c || c->finished <= 0 || c->last_seq >= first)
+        return 0;
+    err_set(err, ERR_GONE,
+            "the events of cell %u are no longer kept; the journal has those from event %llu on",
+            c->number, (unsigned long long)first);
+    return err_hint(err, "journal_limit says how much is kept");
+}
+
 void api_cell_events(struct api_call *call)
 {
     struct err *err = &call->err;
     struct group *g = api_group(call, err);
     struct cell *c = NULL;
     uint64_t after = 0;
-    bool one_cell = call->segments[1] != NULL;
-    if (!g || (one_cell && !(c = api_cell(call, g, err))) ||
-        api_cell_after(call, g, &after, err) < 0) {
+    bool one_cell = call->segments[1] != NULL, follow = true;
+    if (!g || (one_cell && (!(c = api_cell(call, g, err)) || api_cell_kept(g, c, err) < 0)) ||
+        api_cell_after(call, g, &after, err) < 0 ||
+        api_param_bool(call, "follow", &follow, err) < 0) {
         api_problem(call, err, NULL);
         return;
     }
@@ -274,4 +298,6 @@ void api_cell_events(struct api_call *call)
     } else {
         api_cell_follow(call, g, c ? c->number : OUTPUT_NO_CELL, after, format);
     }
+    if (!follow)
+        stream_no_wait(call->stream);
 }

@@ -22,13 +22,20 @@ void api_daemon_health(struct api_call *call)
 
 void api_daemon_ready(struct api_call *call)
 {
+    const struct pool *p = call->api->pool;
+    const struct group *g;
     struct err err = ERR_INIT;
-    if (!call->api->pool->drained) {
-        api_daemon_health(call);
-        return;
+    if (p->drained)
+        err_set(&err, ERR_UNAVAILABLE, "the daemon is shutting down");
+    TAILQ_FOREACH(g, &p->groups, link) /* no names: no token was asked for */
+    {
+        if (!err.code && output_failing(g->output))
+            err_set(&err, ERR_UNAVAILABLE, "a group's journal cannot be written; the log says why");
     }
-    err_set(&err, ERR_UNAVAILABLE, "the daemon is shutting down");
-    api_problem(call, &err, NULL);
+    if (err.code)
+        api_problem(call, &err, NULL);
+    else
+        api_daemon_health(call);
 }
 
 static void api_daemon_cuda(struct jw *w, const struct gpu *gpu)

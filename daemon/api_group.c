@@ -10,7 +10,6 @@
 #include <stdlib.h>
 
 #include "api.h"
-#include "once.h"
 #include "record.h"
 
 static void api_group_unwait(struct api_call *call)
@@ -49,7 +48,7 @@ static void api_group_started(void *ctx, struct group *g, const struct err *err)
     struct api_call *call = ctx;
     if (!err) {
         api_group_answer(call, g, call->created ? 201 : 200);
-    } else if (call->created) {
+    } else if (call->created && !g->was_ready) {
         call->err = *err;
         api_group_wait(call, g, true, api_group_cleared);
         group_stop(g, "it did not start");
@@ -82,15 +81,16 @@ void api_group_create(struct api_call *call)
     struct group *g = NULL;
     struct once_key key = {.uid = call->peer.uid,
                            .key = call->headers.idempotency_key,
-                           .scope = "/v1/groups",
                            .hash = once_hash(ONCE_HASH_INIT, call->body.data, call->body.len)};
-    int seen = once_find(call->api->once, call->api->pool, &key, &g, NULL, err);
-    if (seen == 0 && body && json_get_bool(body, "wait", &wait, err) >= 0) {
-        g = pool_create(call->api->pool, body, call->peer.uid, err);
-        if (g)
-            once_add(call->api->once, &key, g, 0);
-    }
-    if (seen == 1 && g->state != GROUP_STARTING) {
+    int seen = once_key_check(&key, err);
+    if (seen == 0)
+        seen = pool_find_once(call->api->pool, &key, &g, err);
+    if (seen == 0 && body && json_get_bool(body, "wait", &wait, err) >= 0)
+        g = pool_create(call->api->pool, body, &key, err);
+    if (seen == 1 && g->state == GROUP_FAILED) {
+        call->created = true;
+        api_group_started(call, g, &g->reason);
+    } else if (seen == 1 && g->state != GROUP_STARTING) {
         api_group_answer(call, g, 201);
     } else if (!g) {
         api_problem(call, err, NULL);

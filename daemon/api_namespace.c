@@ -16,6 +16,8 @@
 #include "api.h"
 #include "request.h"
 
+#define API_NAMESPACE_CODE_MAX (1 << 20) /* bytes to complete or inspect in */
+
 static const char *const api_namespace_types[] = {"application/json", "text/plain",
                                                   "application/x-npy", "application/x-pickle"};
 
@@ -27,11 +29,12 @@ static void api_namespace_cancel(struct api_call *call)
 }
 
 /* body: JSON for the ranks, taken. mask: taken. */
-static void api_namespace_ask(struct api_call *call, struct group *g, bool *mask, bool queued,
-                              struct buf *body, int fd, void (*done)(void *ctx, struct request *r))
+static void api_namespace_ask(struct api_call *call, struct group *g, bool *mask,
+                              enum request_turn turn, struct buf *body, int fd,
+                              void (*done)(void *ctx, struct request *r))
 {
     call->group = g;
-    call->request = request_new(g, mask, queued, buf_take(body), fd, done, call, &call->err);
+    call->request = request_new(g, mask, turn, buf_take(body), fd, done, call, &call->err);
     free(mask);
     if (call->request)
         api_pending(call, api_namespace_cancel);
@@ -183,7 +186,9 @@ static void api_namespace_bad_type(struct api_call *call)
 void api_namespace_list(struct api_call *call)
 {
     struct group *g = api_group(call, &call->err);
-    bool *mask = g ? api_namespace_one_rank(call, g, &call->err) : NULL;
+    bool wait = true, *mask = NULL;
+    if (g && api_param_bool(call, "wait", &wait, &call->err) >= 0)
+        mask = api_namespace_one_rank(call, g, &call->err);
     if (!mask) {
         api_problem(call, &call->err, NULL);
         return;
@@ -191,7 +196,8 @@ void api_namespace_list(struct api_call *call)
     struct buf body = BUF_INIT;
     struct jw w = api_namespace_body(&body, "list");
     jw_end_object(&w);
-    api_namespace_ask(call, g, mask, true, &body, -1, api_namespace_relay);
+    api_namespace_ask(call, g, mask, wait ? REQUEST_READS : REQUEST_ASIDE, &body, -1,
+                      api_namespace_relay);
 }
 
 void api_namespace_put(struct api_call *call)
@@ -217,7 +223,7 @@ void api_namespace_put(struct api_call *call)
     jw_string(&w, "name", call->segments[2]);
     jw_string(&w, "content_type", type);
     jw_end_object(&w);
-    api_namespace_ask(call, g, mask, true, &body, fd, api_namespace_stored);
+    api_namespace_ask(call, g, mask, REQUEST_WRITES, &body, fd, api_namespace_stored);
 }
 
 void api_namespace_get(struct api_call *call)
@@ -247,7 +253,7 @@ void api_namespace_get(struct api_call *call)
     jw_string(&w, "name", call->segments[2]);
     jw_string(&w, "content_type", type);
     jw_end_object(&w);
-    api_namespace_ask(call, g, mask, true, &body, -1, api_namespace_value);
+    api_namespace_ask(call, g, mask, REQUEST_READS, &body, -1, api_namespace_value);
 }
 
 void api_namespace_delete(struct api_call *call)
@@ -264,7 +270,7 @@ void api_namespace_delete(struct api_call *call)
     struct jw w = api_namespace_body(&body, "delete");
     jw_string(&w, "name", call->segments[2]);
     jw_end_object(&w);
-    api_namespace_ask(call, g, mask, true, &body, -1, api_namespace_stored);
+    api_namespace_ask(call, g, mask, REQUEST_WRITES, &body, -1, api_namespace_stored);
 }
 
 /* {"pull": [...], "rank": 0}: the blob is small JSON here, read back into memory. */
@@ -293,7 +299,7 @@ static void api_namespace_pull(struct api_call *call, struct group *g)
     struct jw w = api_namespace_body(&body, "get_many");
     jw_json(&w, "names", names);
     jw_end_object(&w);
-    api_namespace_ask(call, g, mask, true, &body, -1, api_namespace_value);
+    api_namespace_ask(call, g, mask, REQUEST_READS, &body, -1, api_namespace_value);
 }
 
 void api_namespace_bulk(struct api_call *call)
@@ -315,12 +321,23 @@ void api_namespace_bulk(struct api_call *call)
         struct buf body = BUF_INIT;
         struct jw w = api_namespace_body(&body, "put_many");
         jw_end_object(&w);
-        api_namespace_ask(call, g, mask, true, &body, fd, api_namespace_stored);
+        api_namespace_ask(call, g, mask, REQUEST_WRITES, &body, fd, api_namespace_stored);
     }
 }
 
+static int api_namespace_code(const json *question, const char **code, struct err *err)
+{
+    if (json_get_string(question, "code", code, err) < 0)
+        return -1;
+    if (strlen(*code) <= API_NAMESPACE_CODE_MAX)
+        return 0;
+    err_set(err, ERR_TOO_LARGE, "\"code\" has %zu bytes, more than %d", strlen(*code),
+            API_NAMESPACE_CODE_MAX);
+    return err_hint(err, "send the lines around the cursor");
+}
+
 /* Completion and inspection: the front end's question goes to the rank as it is. They do not queue:
- * an idle rank answers at once, a busy one when its cell ends. */
+ * a thread beside the one that runs cells answers. */
 static void api_namespace_question(struct api_call *call, const char *op)
 {
     struct err *err = &call->err;
@@ -329,7 +346,7 @@ static void api_namespace_question(struct api_call *call, const char *op)
     const char *code = "";
     int64_t cursor = 0, detail = 0;
     bool *mask = NULL;
-    if (question && json_get_string(question, "code", &code, err) >= 0 &&
+    if (question && api_namespace_code(question, &code, err) >= 0 &&
         json_get_int(question, "cursor_pos", 0, INT32_MAX, &cursor, err) >= 0 &&
         json_get_int(question, "detail_level", 0, 1, &detail, err) >= 0)
         mask = api_namespace_one_rank(call, g, err);
@@ -344,7 +361,7 @@ static void api_namespace_question(struct api_call *call, const char *op)
         jw_int(&w, "cursor_pos", cursor);
     jw_int(&w, "detail_level", detail);
     jw_end_object(&w);
-    api_namespace_ask(call, g, mask, false, &body, -1, api_namespace_relay);
+    api_namespace_ask(call, g, mask, REQUEST_ASIDE, &body, -1, api_namespace_relay);
 }
 
 void api_namespace_complete(struct api_call *call)

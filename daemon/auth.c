@@ -8,20 +8,39 @@
 #include <string.h>
 #include <strings.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "util.h"
 
+/* The token of a daemon that did not end in order stays good: its clients come back with it. */
+static bool auth_read_token(struct auth *a, const char *path)
+{
+    struct buf text = BUF_INIT;
+    struct err err = ERR_INIT;
+    struct stat st;
+    bool good = lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == getuid() &&
+                !(st.st_mode & 077) && util_read_file(path, 64, &text, &err) == 0 &&
+                text.len == 64 && strspn(buf_cstr(&text), "0123456789abcdef") == 64;
+    if (good)
+        snprintf(a->token, sizeof(a->token), "%s", buf_cstr(&text));
+    buf_deinit(&text);
+    return good;
+}
+
 int auth_init(struct auth *a, const struct config *config, struct err *err)
 {
     *a = (struct auth){.config = config};
-    if (util_random_hex(a->token, 32, err) < 0)
-        return -1;
     const char *colon = strrchr(config->listen, ':');
     if (colon)
         snprintf(a->host, sizeof(a->host), "%.*s", (int)(colon - config->listen), config->listen);
     char *path = util_printf("%s/token", config->runtime_dir);
-    int rc = util_write_file(path, 0600, a->token, strlen(a->token), err);
+    int rc = 0;
+    if (!auth_read_token(a, path)) {
+        rc = util_random_hex(a->token, 32, err);
+        if (rc == 0)
+            rc = util_write_file(path, 0600, a->token, strlen(a->token), err);
+    }
     free(path);
     return rc;
 }

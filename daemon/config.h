@@ -22,12 +22,14 @@ struct config {
     char *runtime_dir;
     char *worker_dir; /* folder of ddip_worker/ and libddipworker.so */
     char *python;     /* ranks' interpreter when a request names none */
+    char *cgroup_dir;
     char *log_level;
     char *allowed_hosts;   /* comma-separated, besides localhost and the bound address */
     char *allowed_origins; /* comma-separated, besides same-host origins */
     char *cudart_library, *nvml_library, *nccl_library; /* dlopen names; empty: the usual ones */
     uint64_t body_limit;                                /* bytes of a JSON or code body */
     uint64_t payload_limit;                             /* bytes of a namespace value */
+    uint64_t journal_limit;                             /* bytes of events kept per group */
     uint64_t connection_limit;
     uint64_t group_limit, rank_limit; /* groups, and ranks of one group */
     uint64_t queue_limit;             /* waiting cells and requests of one group */

@@ -9,26 +9,31 @@
  */
 #include "group.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 
+#include "adopt.h"
 #include "cell.h"
 #include "config.h"
+#include "hub.h"
 #include "log.h"
 #include "pool.h"
 #include "rank.h"
+#include "release.h"
 #include "request.h"
+#include "roster.h"
+#include "stacks.h"
 #include "start.h"
+#include "store.h"
 #include "template.h"
 
-#define GROUP_EXIT_MS 3000 /* from "leave now" to SIGKILL */
+#define GROUP_EXIT_MS 3000  /* from "leave now" to SIGKILL */
+#define GROUP_COMMIT_MS 100 /* until a journal that took nothing is tried again */
 
-static const struct worker_events group_store_events;
 static void group_on_late(uv_timer_t *timer);
-static void group_finish_stop(struct group *g);
+static void group_on_commit(uv_timer_t *timer);
 
 static const char *const group_state_names[] = {
     [GROUP_STARTING] = "starting", [GROUP_READY] = "ready",       [GROUP_DEGRADED] = "degraded",
@@ -51,6 +56,22 @@ const char *group_state_name(const struct group *g)
     return g->state == GROUP_READY && g->running ? "busy" : group_state_names[g->state];
 }
 
+const char *group_state_text(const struct group *g)
+{
+    return group_state_names[g->state];
+}
+
+bool group_state_parse(const char *text, enum group_state *state)
+{
+    for (size_t i = 0; text && i < UTIL_COUNT(group_state_names); i++) {
+        if (strcmp(text, group_state_names[i]) == 0) {
+            *state = (enum group_state)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 /* --- events and state --- */
 
 void group_event(struct group *g, uint32_t cell, int rank, const struct buf *members)
@@ -62,13 +83,35 @@ void group_event(struct group *g, uint32_t cell, int rank, const struct buf *mem
 int group_commit(struct group *g)
 {
     struct err err = ERR_INIT;
+    bool failing = output_failing(g->output);
     int rc = output_commit(g->output, &err);
+    if (rc < 0 && !failing)
+        log_error("group=%s: %s; its ranks wait until that works", g->spec.name, err.msg);
     if (rc < 0)
-        log_error("group=%s: %s", g->spec.name, err.msg);
+        group_write_later(g);
     return rc;
 }
 
-static void group_set_state(struct group *g, enum group_state state, const char *why)
+void group_write_later(struct group *g)
+{
+    uv_timer_start(&g->commit_timer, group_on_commit, GROUP_COMMIT_MS, 0);
+}
+
+static void group_on_commit(uv_timer_t *timer)
+{
+    struct group *g = timer->data;
+    if (g->roster_failing)
+        roster_save(g);
+    if (group_commit(g) < 0)
+        return;
+    for (int i = 0; i < g->spec.ranks; i++) {
+        if (g->ranks[i].worker)
+            worker_resume(g->ranks[i].worker);
+    }
+    job_wake(g);
+}
+
+void group_set_state(struct group *g, enum group_state state, const char *why)
 {
     if (!group_transitions[g->state][state]) {
         log_error("group=%s: illegal step from %s to %s", g->spec.name, group_state_names[g->state],
@@ -100,7 +143,7 @@ void group_unwait(struct group *g, struct group_wait *w)
     TAILQ_REMOVE(&g->waits, w, link);
 }
 
-static void group_tell(struct group *g, bool gone, const struct err *err)
+void group_tell(struct group *g, bool gone, const struct err *err)
 {
     struct group_wait *w, *next;
     for (w = TAILQ_FIRST(&g->waits); w; w = next) {
@@ -151,7 +194,7 @@ static void group_end_worker(struct group *g, struct worker *w)
     if (templates_forget(g->pool->templates, w))
         worker_never(w, 0, "given up before it had started");
     else
-        worker_kill(w, SIGKILL, "did not leave when told to");
+        worker_kill(w, "did not leave when told to");
 }
 
 static void group_on_stop_late(uv_timer_t *timer)
@@ -172,7 +215,7 @@ static void group_leave_all(struct group *g)
     if (g->store && worker_connected(g->store))
         worker_send(g->store, FRAME_EXIT, 0, 0, NULL, 0, -1);
     else if (g->store)
-        worker_kill(g->store, SIGKILL, "told to leave before it had reported");
+        worker_kill(g->store, "told to leave before it had reported");
     uv_timer_start(&g->stop_timer, group_on_stop_late, GROUP_EXIT_MS, 0);
 }
 
@@ -196,6 +239,8 @@ static void group_closed(uv_handle_t *handle)
     if (--g->handles)
         return;
     group_spec_deinit(&g->spec);
+    once_free(g->once);
+    free(g->dir);
     free(g->ranks);
     free(g);
 }
@@ -203,19 +248,36 @@ static void group_closed(uv_handle_t *handle)
 static void group_free(struct group *g)
 {
     struct cell *c;
+    stacks_end_all(g);
     while ((c = TAILQ_FIRST(&g->cells)) != NULL)
         cell_close(c);
     for (int i = 0; i < g->spec.ranks; i++)
-        worker_close(g->ranks[i].worker);
+        rank_close(&g->ranks[i]);
     worker_close(g->store);
     output_close(g->output, true);
     ladder_close(&g->ladder, group_closed);
     uv_close((uv_handle_t *)&g->next_timer, group_closed);
     uv_close((uv_handle_t *)&g->start_timer, group_closed);
     uv_close((uv_handle_t *)&g->stop_timer, group_closed);
+    uv_close((uv_handle_t *)&g->release_timer, group_closed);
+    uv_close((uv_handle_t *)&g->commit_timer, group_closed);
 }
 
-static void group_finish_stop(struct group *g)
+static void group_on_swept(void *ctx)
+{
+    struct group *g = ctx;
+    g->sweeping = false;
+    group_finish_stop(g);
+}
+
+static bool group_is_swept(struct group *g)
+{
+    g->sweep = (struct sweep_wait){.done = group_on_swept, .ctx = g};
+    g->sweeping = sweep_wait(hub_sweep(g->pool->hub), &g->sweep);
+    return !g->sweeping;
+}
+
+void group_finish_stop(struct group *g)
 {
     if (g->state != GROUP_STOPPING || g->store || g->gone)
         return;
@@ -223,6 +285,8 @@ static void group_finish_stop(struct group *g)
         if (g->ranks[i].worker)
             return;
     }
+    if (g->sweeping || !group_is_swept(g))
+        return;
     g->gone = true;
     log_info("group=%s: gone", g->spec.name);
     group_tell(g, true, NULL);
@@ -232,19 +296,12 @@ static void group_finish_stop(struct group *g)
 
 /* --- starting --- */
 
-static int group_start_store(struct group *g, struct err *err)
-{
-    char label[128];
-    snprintf(label, sizeof(label), "group=%s store", g->spec.name);
-    g->store_port = 0;
-    g->store = worker_new(g->pool->hub, label, &group_store_events, g, err);
-    return g->store ? start_worker(g, g->store, START_STORE, err) : -1;
-}
-
 /* A generation: everyone present joins it once the store is there too. */
 static void group_begin(struct group *g)
 {
     g->generation++;
+    g->aborted = false;
+    roster_save(g);
     memset(&g->reason, 0, sizeof(g->reason));
     uv_timer_start(&g->start_timer, group_on_late, g->pool->config->start_timeout_s * 1000, 0);
 }
@@ -253,6 +310,7 @@ void group_start_failed(struct group *g, const struct err *err)
 {
     if (g->state != GROUP_STARTING)
         return;
+    g->adopting = false;
     uv_timer_stop(&g->start_timer);
     g->reason = *err;
     bool never_ready = !g->was_ready;
@@ -260,6 +318,8 @@ void group_start_failed(struct group *g, const struct err *err)
     job_abandon_all(g, err->msg);
     if (never_ready)
         group_leave_all(g);
+    else
+        release_begin(g);
     group_tell(g, false, &g->reason);
 }
 
@@ -283,12 +343,17 @@ static void group_on_late(uv_timer_t *timer)
 
 void group_rank_present(struct group *g)
 {
-    if (g->state != GROUP_STARTING || !g->store_port)
+    if (g->adopting)
+        adopt_settle(g);
+    if (g->adopting || g->state != GROUP_STARTING || !g->store_port || !worker_pid(g->store))
         return;
     for (int i = 0; i < g->spec.ranks; i++) {
         struct rank *r = &g->ranks[i];
         if (r->leaving || (r->state != RANK_PRESENT && r->state != RANK_IDLE))
             return;
+        if (!worker_pid(r->worker))
+            return; /* a template tells it late: without it a later daemon could not adopt the rank
+                     */
     }
     struct err err = ERR_INIT;
     struct buf body = BUF_INIT;
@@ -311,69 +376,15 @@ void group_rank_joined(struct group *g)
     }
     uv_timer_stop(&g->start_timer);
     g->was_ready = true;
+    roster_save(g); /* with every pid */
     group_set_state(g, GROUP_READY, NULL);
     group_tell(g, false, NULL);
     job_wake(g);
 }
 
-static void group_store_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FDS])
-{
-    struct group *g = ctx;
-    (void)fds;
-    if (f->type != FRAME_STATE)
-        return;
-    struct err err = ERR_INIT;
-    json *j = json_parse((const char *)f->payload, f->length, &err);
-    const char *host = json_string(j ? json_get(j, "host") : NULL);
-    int64_t port = 0;
-    if (host && json_get_int(j, "port", 1, 65535, &port, &err) == 1) {
-        snprintf(g->store_host, sizeof(g->store_host), "%s", host);
-        g->store_port = (int)port;
-        group_rank_present(g);
-    }
-    json_free(j);
-}
-
-static void group_store_output(void *ctx, int fd, const char *text, size_t len)
-{
-    struct group *g = ctx;
-    (void)fd;
-    log_info("group=%s store: %.*s", g->spec.name, (int)(len < 500 ? len : 500), text);
-}
-
-static void group_store_batch(void *ctx)
-{
-    struct group *g = ctx;
-    worker_ack(g->store);
-}
-
-static void group_store_exit(void *ctx, int status, const char *last_words)
-{
-    struct group *g = ctx;
-    worker_close(g->store);
-    g->store = NULL;
-    g->store_port = 0;
-    struct err err = ERR_INIT;
-    if (g->state == GROUP_STARTING) {
-        start_describe_exit("the group's store", status, last_words, &err);
-        group_start_failed(g, &err);
-    } else if (g->state == GROUP_READY) {
-        /* the present generation works on; the next one starts another store */
-        log_warn("group=%s: the store process ended (status %d)", g->spec.name, status);
-    }
-    group_finish_stop(g);
-}
-
-static const struct worker_events group_store_events = {
-    .on_frame = group_store_frame,
-    .on_output = group_store_output,
-    .on_batch = group_store_batch,
-    .on_exit = group_store_exit,
-};
-
 static int group_start_all(struct group *g, struct err *err)
 {
-    if (group_start_store(g, err) < 0)
+    if (store_start(g, err) < 0)
         return -1;
     for (int i = 0; i < g->spec.ranks; i++) {
         if (rank_start(&g->ranks[i], err) < 0)
@@ -384,15 +395,11 @@ static int group_start_all(struct group *g, struct err *err)
 
 /* --- a rank dies --- */
 
-static void group_degrade(struct group *g, struct rank *r, const struct err *why)
+/* What ranks are at, cell or requests, has lost this one. */
+static void group_tell_jobs(struct group *g, struct rank *r, const struct err *why)
 {
-    g->reason = *why;
-    group_set_state(g, GROUP_DEGRADED, why->msg);
     if (g->running)
         g->running->kind->rank_lost(g->running, r, why->msg);
-    struct job *job;
-    while ((job = TAILQ_FIRST(&g->queue)) != NULL)
-        job->kind->abandon(job, why->msg);
     struct request *q, *next;
     for (q = TAILQ_FIRST(&g->requests); q; q = next) {
         next = TAILQ_NEXT(q, link);
@@ -402,27 +409,38 @@ static void group_degrade(struct group *g, struct rank *r, const struct err *why
     group_commit(g);
 }
 
+void group_degrade(struct group *g, struct rank *r, const struct err *why)
+{
+    g->reason = *why;
+    group_set_state(g, GROUP_DEGRADED, why->msg);
+    group_tell_jobs(g, r, why);
+    job_abandon_waiting(g, why->msg);
+    group_commit(g);
+}
+
 void group_rank_gone(struct group *g, struct rank *r, const struct err *why)
 {
-    if (why && g->state == GROUP_STARTING)
+    if (g->adopting)
+        adopt_settle(g);
+    else if (why && g->state == GROUP_STARTING)
         group_start_failed(g, why);
     else if (why && g->state == GROUP_READY && !r->killed)
         group_degrade(g, r, why);
-    else if (why && g->running)
-        g->running->kind->rank_lost(g->running, r, why->msg);
+    else if (why)
+        group_tell_jobs(g, r, why);
     group_finish_stop(g);
 }
 
-/* The generation is no good any more: everybody joins the next one, who was killed comes back. */
-static void group_rejoin(struct group *g, const char *why)
+/* Everybody joins the next generation, who was killed comes back. */
+void group_again(struct group *g, const char *why)
 {
     struct err err = ERR_INIT;
     int rc = 0;
-    g->aborted = false;
     group_begin(g);
-    group_set_state(g, GROUP_STARTING, why);
+    if (g->state != GROUP_STARTING)
+        group_set_state(g, GROUP_STARTING, why);
     if (!g->store)
-        rc = group_start_store(g, &err);
+        rc = store_start(g, &err);
     for (int i = 0; i < g->spec.ranks && rc == 0; i++) {
         if (!g->ranks[i].worker)
             rc = rank_start(&g->ranks[i], &err);
@@ -439,30 +457,26 @@ void group_cell_stopped(struct group *g)
     for (int i = 0; i < g->spec.ranks; i++)
         dead |= !g->ranks[i].worker;
     if (g->state == GROUP_READY && (g->aborted || dead))
-        group_rejoin(g, g->ladder.why);
+        group_again(g, g->ladder.why);
 }
 
 /* --- what others ask for --- */
 
-struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *err)
+struct group *group_make(struct pool *pool, struct group_spec *spec, char *dir, struct err *err)
 {
-    char id[9];
-    if (util_random_hex(id, 4, err) < 0) {
-        group_spec_deinit(spec);
-        return NULL;
-    }
-    char *dir = util_printf("%s/groups/%s.%s", pool->config->state_dir, spec->name, id);
-    struct output *output = output_open(dir, spec->name, err);
-    free(dir);
+    struct output *output = output_open(dir, spec->name, pool->config->journal_limit, err);
     if (!output) {
         group_spec_deinit(spec);
+        free(dir);
         return NULL;
     }
     struct group *g = util_calloc(1, sizeof(*g));
     g->pool = pool;
     g->spec = *spec;
+    g->dir = dir;
     g->output = output;
     g->created = util_now();
+    g->once = once_new();
     g->ranks = util_calloc((size_t)spec->ranks, sizeof(*g->ranks));
     for (int i = 0; i < spec->ranks; i++) {
         g->ranks[i] = (struct rank){.group = g,
@@ -474,20 +488,42 @@ struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *
     TAILQ_INIT(&g->queue);
     TAILQ_INIT(&g->cells);
     TAILQ_INIT(&g->requests);
+    TAILQ_INIT(&g->stacks);
     TAILQ_INIT(&g->waits);
+    output_set_owner(output, &roster_owner, g);
     ladder_init(&g->ladder, g);
     g->handles++;
-    uv_timer_t *timers[] = {&g->next_timer, &g->start_timer, &g->stop_timer};
+    uv_timer_t *timers[] = {&g->next_timer, &g->start_timer, &g->stop_timer, &g->release_timer,
+                            &g->commit_timer};
     for (size_t i = 0; i < UTIL_COUNT(timers); i++) {
         uv_timer_init(pool->loop, timers[i]);
         timers[i]->data = g;
         g->handles++;
+    }
+    return g;
+}
+
+struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *err)
+{
+    char id[9];
+    if (util_random_hex(id, 4, err) < 0) {
+        group_spec_deinit(spec);
+        return NULL;
+    }
+    char *dir = util_printf("%s/groups/%s.%s", pool->config->state_dir, spec->name, id);
+    struct group *g = group_make(pool, spec, dir, err);
+    if (!g)
+        return NULL;
+    if (roster_write(g, err) < 0) { /* nothing is started that could not be recorded */
+        group_free(g);
+        return NULL;
     }
     group_begin(g);
     if (group_start_all(g, err) < 0) {
         group_free(g);
         return NULL;
     }
+    roster_save(g);
     pool_add(pool, g);
     return g;
 }
@@ -501,6 +537,7 @@ void group_spec_deinit(struct group_spec *spec)
     free(spec->backend);
     free(spec->gpus);
     json_free(spec->env);
+    once_key_deinit(&spec->once);
     *spec = (struct group_spec){0};
 }
 
@@ -512,16 +549,15 @@ int group_restart(struct group *g, const bool *mask, struct err *err)
     group_begin(g);
     group_set_state(g, GROUP_STARTING, "restart");
     job_abandon_all(g, "the group was restarted");
-    int rc = g->store ? 0 : group_start_store(g, err);
+    int rc = g->store ? 0 : store_start(g, err);
     for (int i = 0; i < g->spec.ranks && rc == 0; i++) {
         struct rank *r = &g->ranks[i];
         if (!rank_alive(r))
             rc = rank_start(r, err);
         else if (!mask || mask[i])
             rank_leave(r, true);
-        else if (r->state == RANK_BUSY)
-            worker_send(r->worker, FRAME_INTERRUPT, r->cell, 0, NULL, 0, -1);
     }
+    release_begin(g);
     uv_timer_start(&g->stop_timer, group_on_stop_late, GROUP_EXIT_MS, 0);
     if (rc < 0)
         group_start_failed(g, err);
@@ -531,10 +567,10 @@ int group_restart(struct group *g, const bool *mask, struct err *err)
 uint32_t group_interrupt(struct group *g, uint32_t cell)
 {
     struct cell *c = cell ? cell_find(g, cell) : NULL;
-    if (!cell)
-        return g->running && g->running->kind->interrupt ? g->running->kind->interrupt(g->running)
-                                                         : 0;
-    if (!c || c->finished > 0)
-        return 0;
-    return c->job.kind->interrupt(&c->job);
+    struct job *job = c && c->finished <= 0 ? &c->job : NULL;
+    if (!cell && g->running)
+        job = g->running;
+    else if (!cell && !g->was_ready)
+        job = job_first_cell(g); /* what its sender sees as running: it waits for the start only */
+    return job && job->kind->interrupt ? job->kind->interrupt(job) : 0;
 }

@@ -20,13 +20,17 @@
 #include "job.h"
 #include "json.h"
 #include "ladder.h"
+#include "once.h"
+#include "oom.h"
 #include "output.h"
+#include "sweep.h"
 #include "worker.h"
 
 struct pool;
 struct group;
 struct cell;
 struct request;
+struct stacks;
 
 enum group_state {
     GROUP_STARTING, /* processes start, or join a new generation */
@@ -56,7 +60,13 @@ struct rank {
     bool respawn;         /* to be started again once it is gone */
     bool killed;          /* by us, because it was stuck: it is started again by itself */
     bool raising;         /* its code has ended in an exception, which is being formatted */
+    bool lost_peers;      /* ... which only says that a connection to another rank ended */
+    bool untold;          /* ... which came before anybody was stopped, and has not been told yet */
+    uint64_t old_frames;  /* frames up to this number were made under an earlier daemon */
+    uint64_t released_ns; /* since when an error that follows from another waits for that */
     int64_t memory_bytes; /* resident, as last told; -1: not yet */
+    struct oom oom;
+    struct buf crash; /* what it wrote to fd 2 from Python's "Fatal Python error" on */
 };
 
 /* What a request to create a group said, with defaults filled in. */
@@ -67,6 +77,7 @@ struct group_spec {
     int *gpus; /* per rank, or NULL */
     double grace_s;
     uid_t uid;
+    struct once_key once; /* what it was asked for under; a copy */
 };
 
 /* Somebody waits for the group to be ready (err NULL), to have failed, or to be gone. */
@@ -79,6 +90,7 @@ struct group_wait {
 
 TAILQ_HEAD(cell_list, cell);
 TAILQ_HEAD(request_list, request);
+TAILQ_HEAD(stacks_list, stacks);
 
 struct group {
     TAILQ_ENTRY(group) link;
@@ -86,12 +98,16 @@ struct group {
     struct group_spec spec;
     enum group_state state;
     struct err reason; /* why it is degraded or failed */
+    char *dir;         /* what outlives the daemon: the journal and the roster */
     double created;
     uint32_t generation;
-    bool was_ready;     /* at least once */
-    bool gone;          /* stopped, and no process is left */
-    bool aborted;       /* the present generation was: the next cell needs a new one */
-    struct rank *ranks; /* spec.ranks of them */
+    bool was_ready;         /* at least once */
+    bool gone;              /* stopped, and no process is left */
+    enum group_state found; /* what an earlier daemon's journal told */
+    bool adopting;          /* waits for ranks that an earlier daemon started */
+    bool aborted;           /* the present generation was: the next cell needs a new one */
+    bool roster_failing;    /* group.json is not as it should be: it could not be written */
+    struct rank *ranks;     /* spec.ranks of them */
 
     struct worker *store;
     char store_host[64];
@@ -104,19 +120,33 @@ struct group {
     struct cell_list cells; /* newest last */
     size_t cells_len;
     uint32_t last_cell, last_request;
+    struct once *once;            /* keys that cells were asked for with */
     struct request_list requests; /* sent to ranks */
+    struct stacks_list stacks;    /* not answered yet */
+    uint32_t last_stacks;
 
     TAILQ_HEAD(, group_wait) waits;
     struct ladder ladder;
     uv_timer_t next_timer;  /* 0 ms: looks for the next job from the loop, never from a callback */
     uv_timer_t start_timer; /* the deadline of GROUP_STARTING */
     uv_timer_t stop_timer;  /* processes told to leave are killed */
+    uv_timer_t release_timer;
+    uint64_t release_until_ms; /* on the loop's clock: then the stuck ranks are killed */
+    uv_timer_t commit_timer;   /* the disk took nothing: tries again */
+    struct sweep_wait sweep;   /* stopped: what the ranks had started is being ended */
+    bool sweeping;
     int handles;
 };
 
-const char *
-group_state_name(const struct group *g); /* "busy" is a ready group with a running job */
+/* "busy" is a ready group with a running job; the text has it as "ready". */
+const char *group_state_name(const struct group *g);
+const char *group_state_text(const struct group *g);
+bool group_state_parse(const char *text, enum group_state *state);
 
+/* A group without processes whose events are in dir; spec's and dir's contents are taken in any
+ * case. NULL: *err, nothing is left. */
+struct group *group_make(struct pool *pool, struct group_spec *spec, char *dir,
+                         struct err *err) ERR_MUST_CHECK;
 /* Starts the processes. spec's contents are taken in any case. NULL: *err, nothing is left. */
 struct group *group_new(struct pool *pool, struct group_spec *spec, struct err *err) ERR_MUST_CHECK;
 void group_spec_deinit(struct group_spec *spec);
@@ -135,6 +165,7 @@ void group_unwait(struct group *g, struct group_wait *w);
 
 /* For rank.c and start.c: something that may move the group along. */
 void group_rank_present(struct group *g);
+void group_finish_stop(struct group *g); /* if the last process is gone */
 void group_rank_joined(struct group *g);
 void group_start_failed(struct group *g, const struct err *err);
 void group_rank_gone(struct group *g, struct rank *r, const struct err *why); /* NULL: as told */
@@ -142,9 +173,16 @@ void group_rank_gone(struct group *g, struct rank *r, const struct err *why); /*
 /* For ladder.c: a cell that had to be stopped is over. */
 void group_cell_stopped(struct group *g);
 
+/* For adopt.c. */
+void group_tell(struct group *g, bool gone, const struct err *err); /* those who wait */
+void group_set_state(struct group *g, enum group_state state, const char *why);
+void group_degrade(struct group *g, struct rank *r, const struct err *why);
+void group_again(struct group *g, const char *why); /* a new generation, of all ranks */
+
 /* For cell.c and request.c. */
 int group_check_ready(const struct group *g, struct err *err) ERR_MUST_CHECK;
 void group_event(struct group *g, uint32_t cell, int rank, const struct buf *members);
-int group_commit(struct group *g); /* -1: logged; what was added is kept */
+int group_commit(struct group *g);       /* -1: logged; what was added is kept */
+void group_write_later(struct group *g); /* tries again what the disk has not taken */
 
 #endif

@@ -22,6 +22,8 @@
 
 #include "json.h"
 #include "log.h"
+#include "pipe.h"
+#include "sweep.h"
 #include "wire.h"
 #include "worker.h"
 
@@ -51,6 +53,7 @@ struct hub {
     int fd;
     uv_poll_t listener;
     uv_signal_t child;
+    struct sweep *sweep;
     TAILQ_HEAD(, hub_guest) guests;
     size_t guests_len;
     TAILQ_HEAD(, hub_member) members;
@@ -60,6 +63,7 @@ struct hub {
     } strays[HUB_STRAYS];
     size_t strays_next;
     int handles;
+    struct pipe_tools tools;
 };
 
 static int hub_listen(const char *path, struct err *err)
@@ -119,6 +123,13 @@ static struct worker *hub_find(struct hub *hub, const struct frame *hello)
     return found;
 }
 
+/* A process of a group that is no more: its daemon died before it could tell. */
+static void hub_send_away(struct hub_guest *g)
+{
+    struct frame f = {.type = FRAME_EXIT};
+    (void)wire_send(&g->wire, &f, NULL);
+}
+
 /*
  * Two handles of the loop must not watch one descriptor, and the guest's is closed only in a later
  * loop turn: the worker gets a copy.
@@ -126,6 +137,8 @@ static struct worker *hub_find(struct hub *hub, const struct frame *hello)
 static void hub_guest_join(struct hub_guest *g, const struct frame *hello, int fds[FRAME_MAX_FDS])
 {
     struct worker *w = hub_find(g->hub, hello);
+    if (!w)
+        hub_send_away(g);
     if (!w || worker_connected(w) || hello->nfds != 3) {
         for (size_t i = 0; i < hello->nfds; i++)
             close(fds[i]);
@@ -215,7 +228,7 @@ void hub_reap(struct hub *hub)
         }
         if (found) {
             worker_reaped(found->worker, status);
-        } else {
+        } else if (!sweep_reaped(hub->sweep, pid, status)) {
             hub->strays[hub->strays_next].pid = pid;
             hub->strays[hub->strays_next].status = status;
             hub->strays_next = (hub->strays_next + 1) % HUB_STRAYS;
@@ -252,6 +265,12 @@ struct hub *hub_new(uv_loop_t *loop, const char *runtime_dir, struct err *err)
         return NULL;
     }
     struct hub *hub = util_calloc(1, sizeof(*hub));
+    if (pipe_tools_open(&hub->tools, err) < 0) {
+        close(fd);
+        free(path);
+        free(hub);
+        return NULL;
+    }
     hub->loop = loop;
     hub->path = path;
     hub->fd = fd;
@@ -260,6 +279,7 @@ struct hub *hub_new(uv_loop_t *loop, const char *runtime_dir, struct err *err)
     TAILQ_INIT(&hub->guests);
     TAILQ_INIT(&hub->members);
     prctl(PR_SET_CHILD_SUBREAPER, 1);
+    hub->sweep = sweep_new(loop);
     uv_poll_init(loop, &hub->listener, fd);
     uv_poll_start(&hub->listener, UV_READABLE, hub_on_listener);
     uv_signal_init(loop, &hub->child);
@@ -273,6 +293,7 @@ static void hub_closed(uv_handle_t *handle)
     if (--hub->handles)
         return;
     close(hub->fd);
+    pipe_tools_close(&hub->tools);
     unlink(hub->path);
     free(hub->path);
     free(hub);
@@ -285,6 +306,7 @@ void hub_close(struct hub *hub)
     struct hub_guest *g;
     while ((g = TAILQ_FIRST(&hub->guests)) != NULL)
         hub_guest_drop(g, NULL);
+    sweep_close(hub->sweep);
     uv_close((uv_handle_t *)&hub->listener, hub_closed);
     uv_close((uv_handle_t *)&hub->child, hub_closed);
 }
@@ -292,6 +314,16 @@ void hub_close(struct hub *hub)
 uv_loop_t *hub_loop(const struct hub *hub)
 {
     return hub->loop;
+}
+
+struct sweep *hub_sweep(const struct hub *hub)
+{
+    return hub->sweep;
+}
+
+const struct pipe_tools *hub_pipe_tools(const struct hub *hub)
+{
+    return &hub->tools;
 }
 
 const char *hub_socket_path(const struct hub *hub)

@@ -14,6 +14,7 @@
 #include "err.h"
 
 struct hub;
+struct sweep;
 struct worker;
 
 /* Listens on runtime_dir/workers.sock (0600) and becomes the reaper of orphaned grandchildren. */
@@ -22,6 +23,8 @@ struct hub *hub_new(uv_loop_t *loop, const char *runtime_dir, struct err *err) E
 void hub_close(struct hub *hub);
 
 uv_loop_t *hub_loop(const struct hub *hub);
+const struct pipe_tools *hub_pipe_tools(const struct hub *hub);
+struct sweep *hub_sweep(const struct hub *hub);
 const char *hub_socket_path(const struct hub *hub);
 
 void hub_add(struct hub *hub, struct worker *w);

@@ -32,15 +32,20 @@ struct job_kind {
 
 TAILQ_HEAD(job_list, job);
 
-/* Puts the job at the end of the queue, if the group takes jobs. It starts from the loop. */
-int job_enqueue(struct group *g, struct job *job, struct err *err) ERR_MUST_CHECK;
+/* Does the group take jobs, and has the queue room for one more? */
+int job_check_room(const struct group *g, struct err *err) ERR_MUST_CHECK;
+/* Puts the job at the end of the queue. It starts from the loop. */
+void job_enqueue(struct group *g, struct job *job);
 /* Looks for the next job, from the loop. */
 void job_wake(struct group *g);
 /* The job is over, whether it was started or not. */
 void job_done(struct group *g, struct job *job);
 /* How many cells and requests come before it. */
 size_t job_ahead(const struct group *g, const struct job *job);
+/* The first waiting job that can be interrupted; NULL: none. */
+struct job *job_first_cell(const struct group *g);
 /* Ends every job, started or not. */
 void job_abandon_all(struct group *g, const char *why);
+void job_abandon_waiting(struct group *g, const char *why); /* the running one goes on */
 
 #endif

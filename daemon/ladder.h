@@ -4,7 +4,8 @@
  *
  * Rungs: wait (a grace), interrupt every rank (KeyboardInterrupt), abort the process group on every
  * rank (whoever waits in a collective gets an exception), kill the ranks that are still stuck.
- * Every rung is an event of the cell. An aborted group joins a new generation before its next cell.
+ * Every rung is an event of the cell, and another tells where its ranks were just before. An
+ * aborted group joins a new generation before its next cell.
  */
 #ifndef DDIPD_LADDER_H
 #define DDIPD_LADDER_H
@@ -16,6 +17,7 @@
 struct group;
 struct cell;
 struct rank;
+struct stacks;
 
 enum ladder_rung { LADDER_NONE, LADDER_GRACE, LADDER_INTERRUPT, LADDER_ABORT, LADDER_KILL };
 
@@ -27,6 +29,9 @@ struct ladder {
     bool asked;              /* somebody interrupted; otherwise a rank failed */
     uint64_t abort_until_ns; /* then the stuck ranks are killed */
     char why[256];
+    struct stacks *stacks; /* where ranks are, asked for before a rung; NULL: not now */
+    const char *before;    /* that rung */
+    bool looked;           /* before the next rung */
 };
 
 void ladder_init(struct ladder *l, struct group *g);
@@ -38,6 +43,8 @@ void ladder_rank_failed(struct ladder *l, struct cell *c, const struct rank *r);
 void ladder_rank_lost(struct ladder *l, struct cell *c, const struct rank *r);
 /* Somebody wants the cell to stop. Asking again goes one rung up. */
 void ladder_interrupt(struct ladder *l, struct cell *c, const char *who);
+/* The cell is about to be done: events of it come now or never. */
+void ladder_cell_ends(struct ladder *l, const struct cell *c);
 /* The cell is done. */
 void ladder_cell_done(struct ladder *l, const struct cell *c);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * once.h - what a client asked for under an Idempotency-Key, so that asking again does nothing new.
+ * once.h - what clients asked for under an Idempotency-Key, so that asking again does nothing new.
  *
- * A key belongs to a user and a scope (the groups, or one group's cells). It is remembered as long
- * as its group lives, the last ONCE_MAX of them.
+ * A group remembers the key it was made under, and the last ONCE_MAX keys of its cells. They
+ * outlive the daemon: the first in group.json, the others in the journal, with the cell's
+ * execute_input and in the heads.
  */
 #ifndef DDIPD_ONCE_H
 #define DDIPD_ONCE_H
@@ -12,20 +13,19 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "cell.h"
 #include "err.h"
-#include "pool.h"
+#include "json.h"
 
-#define ONCE_MAX 1024
+#define ONCE_MAX 256
+#define ONCE_KEY_MAX 128 /* characters; with ONCE_MAX it bounds what a journal's head repeats */
 #define ONCE_HASH_INIT 0xcbf29ce484222325u
 
 struct once;
 
 struct once_key {
-    uid_t uid;
+    uid_t uid;       /* keys of different users have nothing in common */
     const char *key; /* NULL: the client gave none, nothing is remembered */
-    const char *scope;
-    uint64_t hash; /* of what was asked */
+    uint64_t hash;   /* of what was asked */
 };
 
 struct once *once_new(void);
@@ -34,11 +34,23 @@ void once_free(struct once *o);
 /* FNV-1a, to be continued with another call. */
 uint64_t once_hash(uint64_t hash, const void *data, size_t len);
 
-/* 0: not seen; 1: *group, and *cell where a cell was made, are what was made then; -1: the key was
- * used for something else, or the cell's record is no longer kept. */
-int once_find(struct once *o, struct pool *pool, const struct once_key *key, struct group **group,
-              struct cell **cell, struct err *err) ERR_MUST_CHECK;
-/* cell 0: the group itself was made. */
-void once_add(struct once *o, const struct once_key *key, const struct group *group, uint32_t cell);
+/* Is it fit to be kept? */
+int once_key_check(const struct once_key *key, struct err *err) ERR_MUST_CHECK;
+/* 1: the same request as was made before; 0: another key; -1: another request under that key. */
+int once_key_match(const struct once_key *was, const struct once_key *is,
+                   struct err *err) ERR_MUST_CHECK;
+struct once_key once_key_copy(const struct once_key *key); /* with a text of its own */
+void once_key_deinit(struct once_key *key);                /* of a copy */
+/* Members of an object, none without a key; and back, the text borrowed. uid is its own member. */
+void once_key_write(const struct once_key *key, struct jw *w);
+struct once_key once_key_read(const json *j);
+
+/* As once_key_match; 1: *cell is what was made then. */
+int once_find(const struct once *o, const struct once_key *key, uint32_t *cell,
+              struct err *err) ERR_MUST_CHECK;
+void once_add(struct once *o, const struct once_key *key, uint32_t cell);
+/* All, as the elements of an array; and back, one of them or an execute_input. */
+void once_write(const struct once *o, struct jw *w);
+void once_read(struct once *o, const json *j);
 
 #endif

@@ -15,26 +15,48 @@
 #include <stdint.h>
 
 #include "err.h"
+#include "json.h"
+#include "line.h"
 #include "util.h"
 
 struct output;
 struct output_sub;
 
-#define OUTPUT_NO_CELL 0u /* cells count from 1; events outside any cell carry null */
-#define OUTPUT_NO_RANK (-1)
-
-/* Where an event comes from. */
-struct output_origin {
-    uint32_t cell;
-    int rank;
-    uint64_t rank_seq; /* the rank's own number, 0: none */
+/* How far a rank's events are in the journal: its own numbers, and positions in its pipes. */
+struct output_rank {
+    uint64_t rank_seq;
+    uint64_t pipe_end[2];
 };
 
-/* The journal is dir/journal.ndjson; dir is made. NULL: *err says why. */
-struct output *output_open(const char *dir, const char *group, struct err *err) ERR_MUST_CHECK;
+/* What output asks the group. */
+struct output_owner {
+    /* Members of an object: what a later daemon needs of all that came before. Every further file
+     * of the journal starts with it, since earlier ones may be gone by then. */
+    void (*head)(void *ctx, struct jw *w);
+    /* Number of the cell's last event; UINT64_MAX: not done yet, 0: long gone. */
+    uint64_t (*cell_last)(void *ctx, uint32_t cell);
+};
+
+/* What output_replay finds, in order. */
+struct output_replay {
+    void (*head)(void *ctx, const json *state); /* first of all, if the oldest events are gone */
+    void (*event)(void *ctx, const struct output_mark *m, const char *line, size_t len);
+};
+
+/* The journal is the folder dir/journal; both are made. limit: bytes kept. NULL: *err says why. */
+struct output *output_open(const char *dir, const char *group, uint64_t limit,
+                           struct err *err) ERR_MUST_CHECK;
+void output_set_owner(struct output *o, const struct output_owner *owner, void *ctx);
+/* Goes through what an earlier daemon left; afterwards numbers continue from there. */
+int output_replay(struct output *o, const struct output_replay *r, void *ctx,
+                  struct err *err) ERR_MUST_CHECK;
 /* No event comes after this; readers get what is there, then the end. Removes the files if asked.
  */
 void output_close(struct output *o, bool remove_files);
+
+/* The rank has a new process, which counts from 1. */
+void output_rank_anew(struct output *o, int rank);
+struct output_rank output_rank(const struct output *o, int rank);
 
 /* Adds an event. members: the JSON members after the common ones, `"type":"status",...`, no braces.
  * Returns its sequence number. */
@@ -48,16 +70,13 @@ void output_stream(struct output *o, struct output_origin from, int fd, const ch
 /* Writes what was added and wakes subscribers. -1: the journal took nothing, all is kept and the
  * next commit tries again. */
 int output_commit(struct output *o, struct err *err) ERR_MUST_CHECK;
+bool output_failing(const struct output *o); /* the last commit did */
+/* Takes back what was added since the last commit, when last_seq was the last number; no text. */
+void output_retract(struct output *o, uint64_t last_seq);
 
+/* Numbers of the first event that is kept and of the last one. */
+uint64_t output_first_seq(struct output *o);
 uint64_t output_last_seq(const struct output *o);
-
-/* What output_next found out about a line. */
-struct output_mark {
-    uint64_t seq;
-    uint32_t cell;
-    int rank;
-    char type[32];
-};
 
 enum output_status { OUTPUT_LINE, OUTPUT_WAIT, OUTPUT_END };
 

@@ -12,6 +12,7 @@
 #include "nccl.h"
 
 #define POOL_GRACE_S 5.0
+#define POOL_APP_MAX 200 /* characters */
 
 void pool_init(struct pool *p, uv_loop_t *loop, const struct config *config, struct hub *hub,
                struct gpu *gpu, struct nccl *nccl, struct templates *templates)
@@ -137,14 +138,32 @@ static int pool_take_backend(const json *body, struct group_spec *spec, struct e
     return 0;
 }
 
+/* Python's dotted names, of the ASCII letters. Which apps there are is the ranks' to say. */
+static bool pool_is_module(const char *s)
+{
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_";
+    if (strlen(s) > POOL_APP_MAX)
+        return false;
+    for (;;) {
+        size_t n = strspn(s, letters);
+        if (n == 0 || (*s >= '0' && *s <= '9'))
+            return false;
+        if (s[n] == '\0')
+            return true;
+        if (s[n] != '.')
+            return false;
+        s += n + 1;
+    }
+}
+
 static int pool_take_app(const json *body, struct group_spec *spec, struct err *err)
 {
     const char *app = "torch";
     if (json_get_string(body, "app", &app, err) < 0)
         return -1;
-    if (strcmp(app, "torch") != 0) {
-        err_set(err, ERR_INVALID, "the app \"%.80s\" is not available yet", app);
-        return err_hint(err, "plain \"torch\" is; a cell can import any library itself");
+    if (!pool_is_module(app)) {
+        err_set(err, ERR_INVALID, "\"app\" must name an app or a module, not \"%.80s\"", app);
+        return err_hint(err, "such as torch, fastai_v2, or package.module of your own");
     }
     spec->app = util_strdup(app);
     return 0;
@@ -187,22 +206,47 @@ static int pool_take_process(struct pool *p, const json *body, struct group_spec
     return pool_take_env(body, spec, err);
 }
 
-struct group *pool_create(struct pool *p, const json *body, uid_t uid, struct err *err)
+int pool_read_spec(struct pool *p, const json *body, uid_t uid, struct group_spec *spec,
+                   struct err *err)
 {
-    struct group_spec spec = {.uid = uid};
-    if (!json_is_object(body)) {
+    *spec = (struct group_spec){.uid = uid};
+    if (!json_is_object(body))
         err_set(err, ERR_INVALID, "the body must be a JSON object");
-    } else if (p->drained) {
+    else if (pool_take_name(p, body, spec, err) == 0 && pool_take_ranks(p, body, spec, err) == 0 &&
+             pool_take_backend(body, spec, err) == 0 && pool_take_app(body, spec, err) == 0 &&
+             pool_take_process(p, body, spec, err) == 0)
+        return 0;
+    group_spec_deinit(spec);
+    return -1;
+}
+
+struct group *pool_create(struct pool *p, const json *body, const struct once_key *once,
+                          struct err *err)
+{
+    struct group_spec spec;
+    if (p->drained) {
         err_set(err, ERR_UNAVAILABLE, "the daemon is shutting down");
     } else if (p->groups_len >= p->config->group_limit) {
         err_set(err, ERR_UNAVAILABLE, "there are %zu groups already", p->groups_len);
         err_hint(err, "delete one, or raise group_limit");
-    } else if (pool_take_name(p, body, &spec, err) == 0 &&
-               pool_take_ranks(p, body, &spec, err) == 0 &&
-               pool_take_backend(body, &spec, err) == 0 && pool_take_app(body, &spec, err) == 0 &&
-               pool_take_process(p, body, &spec, err) == 0) {
+    } else if (pool_read_spec(p, body, once->uid, &spec, err) == 0) {
+        spec.once = once_key_copy(once);
         return group_new(p, &spec, err);
     }
-    group_spec_deinit(&spec);
     return NULL;
+}
+
+int pool_find_once(struct pool *p, const struct once_key *once, struct group **group,
+                   struct err *err)
+{
+    struct group *g;
+    TAILQ_FOREACH(g, &p->groups, link)
+    {
+        int match = once_key_match(&g->spec.once, once, err);
+        if (match == 1)
+            *group = g;
+        if (match != 0)
+            return match;
+    }
+    return 0;
 }

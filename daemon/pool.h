@@ -33,9 +33,15 @@ void pool_init(struct pool *p, uv_loop_t *loop, const struct config *config, str
 
 struct group *pool_find(struct pool *p, const char *name);
 
-/* What "POST /v1/groups" says, checked and completed. NULL: *err. */
-struct group *pool_create(struct pool *p, const json *body, uid_t uid,
+/* What "POST /v1/groups" says, checked and completed. */
+int pool_read_spec(struct pool *p, const json *body, uid_t uid, struct group_spec *spec,
+                   struct err *err) ERR_MUST_CHECK;
+/* A group as that says, asked for by once->uid. NULL: *err. */
+struct group *pool_create(struct pool *p, const json *body, const struct once_key *once,
                           struct err *err) ERR_MUST_CHECK;
+/* As once_key_match; 1: *group was made by that request. */
+int pool_find_once(struct pool *p, const struct once_key *once, struct group **group,
+                   struct err *err) ERR_MUST_CHECK;
 
 /* For group.c: a group has come or gone. */
 void pool_add(struct pool *p, struct group *g);

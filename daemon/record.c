@@ -41,17 +41,6 @@ static void record_rank(struct jw *w, const struct group *g, const struct rank *
     jw_end_object(w);
 }
 
-static const struct cell *record_running(const struct group *g)
-{
-    const struct cell *c;
-    TAILQ_FOREACH(c, &g->cells, link)
-    {
-        if (&c->job == g->running)
-            return c;
-    }
-    return NULL;
-}
-
 void record_group(struct jw *w, const struct group *g)
 {
     jw_object(w, NULL);
@@ -71,7 +60,7 @@ void record_group(struct jw *w, const struct group *g)
     for (int i = 0; i < g->spec.ranks; i++)
         record_rank(w, g, &g->ranks[i]);
     jw_end_array(w);
-    const struct cell *running = record_running(g);
+    const struct cell *running = cell_running(g);
     if (running)
         jw_int(w, "running", running->number);
     else

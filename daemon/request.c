@@ -69,8 +69,8 @@ static void request_start(struct job *job)
     r->sent = true;
     for (int i = 0; i < g->spec.ranks; i++) {
         if (r->pending[i])
-            worker_send(g->ranks[i].worker, FRAME_REQUEST, 0, r->id, r->body, strlen(r->body),
-                        r->fd);
+            worker_send(g->ranks[i].worker, r->aside ? FRAME_QUESTION : FRAME_REQUEST, 0, r->id,
+                        r->body, strlen(r->body), r->fd);
     }
     if (r->fd >= 0)
         close(r->fd); /* the ranks have their own copies now */
@@ -104,20 +104,65 @@ static const struct job_kind request_job = {
     .abandon = request_abandon_job,
 };
 
-struct request *request_new(struct group *g, const bool *ranks, bool queued, char *body, int fd,
-                            void (*done)(void *ctx, struct request *r), void *ctx, struct err *err)
+static void request_on_deadline(uv_timer_t *timer)
 {
-    struct request *r = util_calloc(1, sizeof(*r));
-    r->job.kind = &request_job;
-    r->group = g;
-    int rc = queued || g->state != GROUP_READY ? job_enqueue(g, &r->job, err) : 0;
+    struct request *r = timer->data;
+    for (int i = 0; i < r->group->spec.ranks && !r->err.code; i++) {
+        if (!r->pending[i])
+            continue;
+        err_set(&r->err, ERR_TIMEOUT, "rank %d has not answered within %g s", i,
+                REQUEST_ASIDE_MS / 1000.0);
+        r->err.rank = i;
+        err_hint(&r->err,
+                 "its process is stopped, or what it runs lets no other thread run; GET "
+                 "/v1/groups/%s/stacks tells",
+                 r->group->spec.name);
+    }
+    request_end(r);
+}
+
+/* What cannot be asked now: a rank that is dead, or whose process has not reported yet. */
+static int request_check_living(const struct group *g, const bool *ranks, struct err *err)
+{
+    for (int i = 0; i < g->spec.ranks; i++) {
+        const struct rank *r = &g->ranks[i];
+        if ((ranks && !ranks[i]) || (r->worker && worker_connected(r->worker)))
+            continue;
+        if (g->state != GROUP_DEGRADED) {
+            err_set(err, ERR_CONFLICT, "rank %d of the group %s is not there: the group is %s", i,
+                    g->spec.name, group_state_name(g));
+            err->rank = i;
+            return err_hint(err, "GET /v1/groups/%s says its state", g->spec.name);
+        }
+        err_set(err, ERR_CONFLICT, "rank %d of the group %s is dead: %s", i, g->spec.name,
+                g->reason.msg);
+        err->rank = i;
+        return err_hint(err,
+                        "living ranks answer (?rank=N); POST /v1/groups/%s/restart?ranks=%d starts "
+                        "it again, without its variables",
+                        g->spec.name, i);
+    }
+    return 0;
+}
+
+struct request *request_new(struct group *g, const bool *ranks, enum request_turn turn, char *body,
+                            int fd, void (*done)(void *ctx, struct request *r), void *ctx,
+                            struct err *err)
+{
+    bool waits = turn != REQUEST_ASIDE && (g->state != GROUP_DEGRADED || turn == REQUEST_WRITES);
+    int rc = waits ? job_check_room(g, err) : request_check_living(g, ranks, err);
     if (rc < 0) {
         if (fd >= 0)
             close(fd);
         free(body);
-        free(r);
         return NULL;
     }
+    struct request *r = util_calloc(1, sizeof(*r));
+    r->job.kind = &request_job;
+    r->group = g;
+    r->aside = turn == REQUEST_ASIDE;
+    if (waits)
+        job_enqueue(g, &r->job);
     r->id = ++g->last_request;
     r->body = body;
     r->fd = fd;
@@ -131,6 +176,8 @@ struct request *request_new(struct group *g, const bool *ranks, bool queued, cha
         r->asked[i] = r->pending[i] = !ranks || ranks[i];
     r->timer.data = r;
     uv_timer_init(g->pool->loop, &r->timer);
+    if (r->aside)
+        uv_timer_start(&r->timer, request_on_deadline, REQUEST_ASIDE_MS, 0);
     if (r->job.queued)
         job_wake(g);
     else

@@ -22,19 +22,29 @@ struct request {
     json *reply;           /* last good answer */
     json *failure;         /* last bad one, has "error"; NULL: none */
     int reply_fd;          /* its payload, or -1 */
-    uv_timer_t timer;      /* 0 ms: calls done */
+    bool aside;            /* a FRAME_QUESTION, which has a deadline */
+    uv_timer_t timer;      /* the deadline; 0 ms: calls done */
     /* Called once, from the loop; the request is freed after. */
     void (*done)(void *ctx, struct request *r);
     void *ctx;
 };
 
+/* What is asked aside has failed when no answer has come by then: someone waits at a keyboard. */
+#define REQUEST_ASIDE_MS 400
+
+/* When ranks hear of it. A degraded group takes what only reads, at once, for living ranks. */
+enum request_turn {
+    REQUEST_WRITES, /* after the cells before it */
+    REQUEST_READS,  /* the same */
+    REQUEST_ASIDE,  /* reads at once, whatever the group is at: beside the cell that runs */
+};
+
 /*
- * body and fd are taken. ranks: mask. queued: it waits for its turn behind cells; otherwise it is
- * sent now. done is not called before request_new has returned. NULL: *err, body and fd are
- * disposed of.
+ * body and fd are taken. ranks: mask. done is not called before request_new has returned. NULL:
+ * *err, body and fd are disposed of.
  */
-struct request *request_new(struct group *g, const bool *ranks, bool queued, char *body, int fd,
-                            void (*done)(void *ctx, struct request *r), void *ctx,
+struct request *request_new(struct group *g, const bool *ranks, enum request_turn turn, char *body,
+                            int fd, void (*done)(void *ctx, struct request *r), void *ctx,
                             struct err *err) ERR_MUST_CHECK;
 /* The asker has gone; done will not be called. The ranks still do what was sent. */
 void request_abandon(struct request *r);

@@ -19,6 +19,7 @@
 #include <unistd.h>
 #include <uv.h>
 
+#include "adopt.h"
 #include "api.h"
 #include "auth.h"
 #include "gpu.h"
@@ -27,7 +28,6 @@
 #include "listener.h"
 #include "log.h"
 #include "nccl.h"
-#include "once.h"
 #include "pool.h"
 #include "systemd.h"
 #include "template.h"
@@ -186,6 +186,7 @@ static void server_start_signals(struct server *s)
 {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* RLIMIT_FSIZE is like a full disk: write says so */
     for (size_t i = 0; i < UTIL_COUNT(numbers); i++) {
         uv_signal_init(&s->loop, &s->signals[i]);
         s->signals[i].data = s;
@@ -218,10 +219,11 @@ static int server_start(struct server *s, struct err *err)
     s->api = (struct api){.pool = &s->pool,
                           .auth = &s->auth,
                           .config = s->config,
-                          .once = once_new(),
                           .started = util_now(),
                           .shutdown = server_shutdown,
                           .shutdown_ctx = s};
+    if (adopt_all(&s->pool, err) < 0)
+        return -1;
     s->http = http_new(&s->loop, &s->api, err);
     s->ws = s->http ? ws_new(&s->loop, &s->api, err) : NULL;
     s->listener = s->ws ? listener_new(&s->loop, s->config, s->http, s->ws, err) : NULL;
@@ -254,7 +256,6 @@ static void server_end(struct server *s)
     for (int i = 0; i < SERVER_LAST_TURNS && uv_run(&s->loop, UV_RUN_NOWAIT); i++)
         ;
     ws_free(s->ws);
-    once_free(s->api.once);
     if (uv_loop_close(&s->loop) != 0)
         log_error("some handles were not closed");
     nccl_close(s->nccl);

@@ -16,15 +16,16 @@
 #include "config.h"
 #include "gpu.h"
 #include "hub.h"
+#include "kin.h"
 #include "launch.h"
 #include "nccl.h"
 #include "pool.h"
 #include "rank.h"
 #include "template.h"
 
-#define START_PROTOCOL 1
 /* The worker's exit code for "this interpreter or folder will not do"; it has said why. */
 #define START_CANNOT 3
+#define START_NONCE 8 /* bytes */
 
 struct start_env {
     char **list;
@@ -62,6 +63,7 @@ static void start_env_gpus(struct start_env *e, const struct group *g)
 
 static void start_environment(struct start_env *e, const struct group *g)
 {
+    start_env_add(e, KIN_VARIABLE, KIN_BLANK);
     /* torchrun's choice as well: N ranks with N threads each fight for the same cores */
     if (!start_env_said(g, "OMP_NUM_THREADS"))
         start_env_add(e, "OMP_NUM_THREADS", "1");
@@ -74,6 +76,9 @@ static void start_environment(struct start_env *e, const struct group *g)
         start_env_add(e, "LD_PRELOAD", preload);
         start_env_add(e, "ASAN_OPTIONS", "detect_leaks=0");
     }
+    if (g->spec.gpus && !start_env_said(g, "TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+        start_env_add(e, "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+                      "0"); /* torch's would end the process */
     if (g->spec.gpus)
         start_env_gpus(e, g);
     else if (!(g->spec.env && json_get(g->spec.env, "CUDA_VISIBLE_DEVICES")))
@@ -106,6 +111,7 @@ static void start_config(struct buf *out, const struct group *g, const struct wo
         jw_int(&j, "rank", rank);
         jw_int(&j, "world_size", g->spec.ranks);
         jw_string(&j, "backend", g->spec.backend);
+        jw_string(&j, "app", g->spec.app);
         if (g->spec.gpus)
             jw_int(&j, "gpu_index", rank);
         else
@@ -135,20 +141,27 @@ static void start_cannot(struct err *err, int len, const char *words)
     err_hint(err, "\"python\" names the interpreter; it needs IPython, cloudpickle and torch");
 }
 
-void start_describe_exit(const char *who, int status, const char *last_words, struct err *err)
+void start_describe_exit(const char *who, int status, const char *more, const char *last_words,
+                         struct err *err)
 {
     int words = (int)strlen(last_words);
     while (words && last_words[words - 1] == '\n')
         words--;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == START_CANNOT && words)
+    const char *colon = words ? ": " : "";
+    if (status == WORKER_STATUS_UNKNOWN) {
+        err_set(err, ERR_UNAVAILABLE, "%s ended%s; how is not known, an earlier daemon started it",
+                who, more);
+    } else if (WIFEXITED(status) && WEXITSTATUS(status) == START_CANNOT && words) {
         start_cannot(err, words, last_words);
-    else if (WIFSIGNALED(status))
-        err_set(err, ERR_UNAVAILABLE, "%s was killed by signal %d (%s)%s%.*s", who,
-                WTERMSIG(status), strsignal(WTERMSIG(status)), words ? ": " : "", words,
-                last_words);
-    else
-        err_set(err, ERR_UNAVAILABLE, "%s ended with exit code %d%s%.*s", who, WEXITSTATUS(status),
-                words ? ": " : "", words, last_words);
+    } else if (WIFSIGNALED(status)) {
+        const char *name = sigabbrev_np(WTERMSIG(status));
+        err_set(err, ERR_UNAVAILABLE, "%s was killed by signal %d (%s%s)%s%s%.*s", who,
+                WTERMSIG(status), name ? "SIG" : "", name ? name : strsignal(WTERMSIG(status)),
+                more, colon, words, last_words);
+    } else {
+        err_set(err, ERR_UNAVAILABLE, "%s ended with exit code %d%s%s%.*s", who,
+                WEXITSTATUS(status), more, colon, words, last_words);
+    }
 }
 
 int start_worker(struct group *g, struct worker *w, int rank, struct err *err)
@@ -178,12 +191,15 @@ int start_worker(struct group *g, struct worker *w, int rank, struct err *err)
 
 int start_join_body(struct group *g, struct buf *out, struct err *err)
 {
-    char id[NCCL_ID_HEX];
+    char id[NCCL_ID_HEX], nonce[2 * START_NONCE + 1];
+    if (util_random_hex(nonce, START_NONCE, err) < 0)
+        return -1;
     if (g->spec.gpus && nccl_unique_id(g->pool->nccl, id, err) < 0)
         return -1;
     struct jw j = JW_INIT(out);
     jw_object(&j, NULL);
     jw_int(&j, "generation", g->generation);
+    jw_string(&j, "nonce", nonce);
     jw_string(&j, "host", g->store_host);
     jw_int(&j, "port", g->store_port);
     jw_int(&j, "timeout_s", (int64_t)g->pool->config->start_timeout_s);

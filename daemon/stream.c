@@ -28,7 +28,7 @@ struct stream {
     void *ctx;
     struct buf out; /* the formatted event; `used` of it given by stream_read */
     size_t used;
-    bool begun, ended;
+    bool begun, ended, no_wait;
     struct stream_lane *lanes;
     size_t lanes_len;
 };
@@ -43,6 +43,11 @@ struct stream *stream_new(struct output *o, uint32_t cell, uint64_t after,
     s->tail = tail;
     s->ctx = ctx;
     return s;
+}
+
+void stream_no_wait(struct stream *s)
+{
+    s->no_wait = true;
 }
 
 void stream_free(struct stream *s)
@@ -228,7 +233,7 @@ enum stream_status stream_next(struct stream *s, const char **data, size_t *len)
         size_t line_len;
         enum output_status st =
             s->ended ? OUTPUT_END : output_next(s->sub, &line, &line_len, &mark);
-        if (st == OUTPUT_WAIT)
+        if (st == OUTPUT_WAIT && !s->no_wait)
             return STREAM_WAIT;
         if (st == OUTPUT_LINE)
             stream_format(s, &mark, line, line_len);

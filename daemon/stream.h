@@ -23,6 +23,8 @@ struct stream;
 struct stream *stream_new(struct output *o, uint32_t cell, uint64_t after,
                           enum stream_format format, void (*tail)(void *ctx, struct buf *out),
                           void (*wake)(void *ctx), void *ctx);
+/* Ends with what is there now instead of waiting for more. */
+void stream_no_wait(struct stream *s);
 void stream_free(struct stream *s);
 
 enum stream_status { STREAM_DATA, STREAM_WAIT, STREAM_END };

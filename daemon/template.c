@@ -15,6 +15,8 @@
 #include <string.h>
 #include <sys/queue.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "hub.h"
@@ -23,6 +25,7 @@
 #include "wire.h"
 #include "worker.h"
 
+#define TEMPLATE_REAP_MS 2000
 #define TEMPLATE_CANNOT 3   /* a worker's exit code for "this interpreter will not do" */
 #define TEMPLATE_WORDS 4096 /* of what it printed, for the error message */
 
@@ -102,11 +105,21 @@ static void template_end(struct template *t, bool alive, const char *why)
     }
 }
 
+/* The loop has ended: who sees the daemon gone is to find its templates gone, too. */
+static void template_reap(pid_t pid)
+{
+    const struct timespec nap = {.tv_nsec = 1000 * 1000};
+    for (int ms = 0; ms < TEMPLATE_REAP_MS && waitpid(pid, NULL, WNOHANG) == 0; ms++)
+        nanosleep(&nap, NULL);
+}
+
 void templates_close(struct templates *all)
 {
     struct template *t;
-    while (all && (t = TAILQ_FIRST(&all->list)) != NULL)
+    while (all && (t = TAILQ_FIRST(&all->list)) != NULL) {
         template_end(t, true, "shutdown");
+        template_reap(t->pid);
+    }
     free(all);
 }
 

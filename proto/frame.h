@@ -28,9 +28,12 @@ enum frame_type {
     FRAME_STREAM = 2, /* raw text of `cell`; arg: 1 stdout, 2 stderr */
     FRAME_EVENT = 3,  /* JSON object of `cell`; its first key is "type" */
     FRAME_DONE = 4,   /* JSON: the rank has finished `cell` */
-    FRAME_REPLY = 5,  /* JSON; answers the REQUEST whose arg is repeated; nfds=1: payload memfd */
-    FRAME_STATE = 6,  /* JSON: joined, failed, ... the process group */
-    FRAME_GAP = 7,    /* JSON: what the rank had to drop while no daemon was there */
+    FRAME_REPLY = 5, /* JSON; answers the REQUEST or QUESTION whose arg is repeated; nfds=1: payload
+                      * memfd */
+    FRAME_STATE = 6, /* JSON: joined, failed, ... the process group */
+    FRAME_GAP = 7,   /* JSON: what the rank had to drop while no daemon was there, and how far its
+                      * library has read fd 1 and 2 ("out", "err") */
+    FRAME_TRACE = 8, /* text: the Python stacks of the rank's threads; arg: that of the STACKS */
 
     /* daemon -> rank */
     FRAME_WELCOME = 16,   /* answers HELLO; number: last number the daemon has seen */
@@ -41,9 +44,12 @@ enum frame_type {
     FRAME_JOIN = 21,      /* JSON: join the process group of a generation */
     FRAME_EXIT = 22,      /* leave now */
     FRAME_ABORT = 23,     /* shut the process group's connections under whoever waits in them */
+    FRAME_STACKS = 24,   /* say where you are; arg: a growing id; payload: "all" threads, or none */
+    FRAME_QUESTION = 25, /* JSON; a REQUEST that is answered beside the cell that runs */
 };
 
-#define FRAME_FLAGS_KNOWN 0x00 /* none yet: a set bit is an error */
+#define FRAME_FLAG_PIPE 0x01   /* STREAM: read from fd 1 or 2; out or err: position after it */
+#define FRAME_FLAGS_KNOWN 0x01 /* another bit is an error */
 
 struct frame {
     uint8_t type, flags, nfds;
@@ -59,11 +65,17 @@ struct frame {
 /*
  * The counters of a rank's pipes, in memory that rank and daemon share (the third descriptor of
  * HELLO, a memory file of exactly this size, sealed). Whoever reads a pipe makes seq odd, reads,
- * adds to taken, and makes seq even; so bytes ever written = taken + what the pipe holds now.
+ * adds to taken, and makes seq even; so bytes ever written = taken + what the pipe holds now. carry
+ * is the daemon's alone: the start of a character that it has taken out and not told yet.
  */
 struct frame_pipes {
     _Atomic uint32_t seq, pad;
     _Atomic uint64_t taken[2];
+    struct frame_carry {
+        _Atomic uint64_t pos; /* of the first of them */
+        _Atomic uint32_t len;
+        uint8_t bytes[4];
+    } carry[2];
 };
 
 enum frame_status { FRAME_OK = 0, FRAME_MORE = 1, FRAME_BAD = -1 };

@@ -42,18 +42,6 @@ void backlog_acked(uint64_t number)
     pthread_cond_broadcast(&ddw.backlog.room);
 }
 
-void backlog_restart(uint64_t seen)
-{
-    struct backlog *b = &ddw.backlog;
-    backlog_acked(seen);
-    struct backlog_frame *f;
-    TAILQ_FOREACH(f, &b->frames, link)
-    {
-        f->sent = 0;
-    }
-    b->unsent = TAILQ_FIRST(&b->frames);
-}
-
 int backlog_send(void)
 {
     struct backlog *b = &ddw.backlog;
@@ -72,8 +60,8 @@ int backlog_send(void)
     return 0;
 }
 
-static void backlog_append(uint8_t type, uint32_t cell, uint32_t arg, const void *payload,
-                           size_t len, int fd)
+static void backlog_append(uint8_t type, uint8_t flags, uint32_t cell, uint32_t arg,
+                           const void *payload, size_t len, int fd)
 {
     struct backlog *b = &ddw.backlog;
     struct backlog_frame *f = util_malloc(sizeof(*f) + FRAME_HEADER + len);
@@ -82,12 +70,18 @@ static void backlog_append(uint8_t type, uint32_t cell, uint32_t arg, const void
     f->len = FRAME_HEADER + len;
     f->sent = 0;
     struct frame header = {.type = type,
+                           .flags = flags,
                            .nfds = f->fd >= 0,
                            .length = (uint32_t)len,
                            .number = f->number,
                            .cell = cell,
                            .arg = arg};
-    capture_position(&header.out, &header.err);
+    if (flags & FRAME_FLAG_PIPE) {
+        header.out = (uint32_t)ddw.pipes->taken[0];
+        header.err = (uint32_t)ddw.pipes->taken[1];
+    } else {
+        capture_position(&header.out, &header.err);
+    }
     frame_put_header(f->data, &header);
     if (len)
         memcpy(f->data + FRAME_HEADER, payload, len);
@@ -111,25 +105,43 @@ static void backlog_report_gap(void)
     struct backlog *b = &ddw.backlog;
     if (!b->dropped_frames)
         return;
-    char json[128];
-    int n = snprintf(json, sizeof(json), "{\"dropped_events\":%llu,\"dropped_bytes\":%llu}",
-                     (unsigned long long)b->dropped_frames, (unsigned long long)b->dropped_bytes);
+    char json[192];
+    int n =
+        snprintf(json, sizeof(json),
+                 "{\"dropped_events\":%llu,\"dropped_bytes\":%llu,\"out\":%llu,\"err\":%llu}",
+                 (unsigned long long)b->dropped_frames, (unsigned long long)b->dropped_bytes,
+                 (unsigned long long)b->dropped_until[0], (unsigned long long)b->dropped_until[1]);
     b->dropped_frames = b->dropped_bytes = 0;
-    backlog_append(FRAME_GAP, ddw.cell, 0, json, (size_t)n, -1);
+    backlog_append(FRAME_GAP, 0, ddw.cell, 0, json, (size_t)n, -1);
 }
 
-static int backlog_add_now(uint8_t type, uint32_t cell, uint32_t arg, const void *payload,
-                           size_t len, int fd, bool may_wait)
+void backlog_restart(uint64_t seen)
+{
+    struct backlog *b = &ddw.backlog;
+    backlog_acked(seen);
+    backlog_report_gap();
+    struct backlog_frame *f;
+    TAILQ_FOREACH(f, &b->frames, link)
+    {
+        f->sent = 0;
+    }
+    b->unsent = TAILQ_FIRST(&b->frames);
+}
+
+static int backlog_add_now(uint8_t type, uint8_t flags, uint32_t cell, uint32_t arg,
+                           const void *payload, size_t len, int fd, bool may_wait)
 {
     struct backlog *b = &ddw.backlog;
     bool droppable = type == FRAME_STREAM || type == FRAME_EVENT;
     if (!backlog_room(len + FRAME_HEADER, may_wait) && droppable) {
         b->dropped_frames++;
         b->dropped_bytes += len;
+        if (flags & FRAME_FLAG_PIPE)
+            b->dropped_until[arg == 2] = ddw.pipes->taken[arg == 2];
         return 0;
     }
     backlog_report_gap();
-    backlog_append(type, cell, arg, payload, len, fd);
+    backlog_append(type, flags, cell, arg, payload, len, fd);
     if (backlog_send() < 0 || b->unsent)
         link_kick();
     return 0;
@@ -142,7 +154,7 @@ void backlog_flush_held(bool may_wait)
         return;
     struct buf text = b->held; /* backlog_room may let another thread add text meanwhile */
     b->held = (struct buf)BUF_INIT;
-    backlog_add_now(FRAME_STREAM, b->held_cell, (uint32_t)b->held_fd, text.data, text.len, -1,
+    backlog_add_now(FRAME_STREAM, 0, b->held_cell, (uint32_t)b->held_fd, text.data, text.len, -1,
                     may_wait);
     if (b->held.len || text.cap > 4 * BACKLOG_TEXT) {
         buf_deinit(&text);
@@ -158,8 +170,16 @@ int backlog_add(uint8_t type, uint32_t cell, uint32_t arg, const void *payload, 
 {
     if (len > FRAME_MAX)
         return EMSGSIZE;
+    link_read_pipes();
     backlog_flush_held(may_wait);
-    return backlog_add_now(type, cell, arg, payload, len, fd, may_wait);
+    return backlog_add_now(type, 0, cell, arg, payload, len, fd, may_wait);
+}
+
+void backlog_pipe_text(int which, const char *bytes, size_t len)
+{
+    backlog_flush_held(false);
+    backlog_add_now(FRAME_STREAM, FRAME_FLAG_PIPE, ddw.cell, (uint32_t)which + 1, bytes, len, -1,
+                    false);
 }
 
 void backlog_text(int fd, const char *text, size_t len, bool may_wait)
@@ -169,6 +189,7 @@ void backlog_text(int fd, const char *text, size_t len, bool may_wait)
         if (b->held.len && (b->held_fd != fd || b->held_cell != ddw.cell))
             backlog_flush_held(may_wait);
         if (!b->held.len) {
+            link_read_pipes(); /* what was written before this text goes before it */
             b->held_fd = fd;
             b->held_cell = ddw.cell;
             b->held_since_ns = util_monotonic_ns();

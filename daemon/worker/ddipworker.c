@@ -20,8 +20,13 @@
 #include <unistd.h>
 
 #include "ddw.h"
+#include "kin.h"
+
+/* Questions that nobody has come to answer: whoever asked has been told so by the daemon. */
+#define DDW_QUESTIONS_MAX 8
 
 struct ddw ddw = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                  .asked = PTHREAD_COND_INITIALIZER,
                   .wire = {.fd = -1},
                   .backlog = {.room = PTHREAD_COND_INITIALIZER}};
 
@@ -58,19 +63,29 @@ static int ddw_start_thread(void)
     return rc;
 }
 
+void ddw_end_children(uint32_t timeout_ms)
+{
+    struct kin_root self = {getpid(), kin_start_time(getpid())};
+    if (!ddw.forked)
+        kin_end(&self, 1, true, timeout_ms);
+}
+
 int ddw_start(const char *socket_path, const char *hello_json, uint32_t orphan_timeout_s)
 {
     if (ddw.path)
         return EALREADY;
+    kin_mark_self();
     ddw.main = pthread_self();
     ddw.path = util_strdup(socket_path);
     ddw.hello = util_strdup(hello_json);
     ddw.orphan_timeout_ns = (uint64_t)orphan_timeout_s * 1000000000u;
     TAILQ_INIT(&ddw.inbox);
+    TAILQ_INIT(&ddw.questions);
     TAILQ_INIT(&ddw.backlog.frames);
     ddw.kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     ddw.inbox_kick = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (ddw.kick < 0 || ddw.inbox_kick < 0)
+    ddw.abort_kick = eventfd(0, EFD_CLOEXEC); /* blocking: a thread waits in read */
+    if (ddw.kick < 0 || ddw.inbox_kick < 0 || ddw.abort_kick < 0)
         return errno;
     int rc = capture_start();
     if (rc == 0)
@@ -145,7 +160,7 @@ void ddw_flush(uint32_t timeout_ms)
 
 /* --- from the daemon --- */
 
-static void ddw_put_inbox(const struct frame *f, int fd)
+static void ddw_put(struct inbox *inbox, const struct frame *f, int fd)
 {
     struct inbox_message *in = util_malloc(sizeof(*in) + f->length + 1);
     if (f->length)
@@ -158,10 +173,33 @@ static void ddw_put_inbox(const struct frame *f, int fd)
                                  .length = f->length,
                                  .payload = in->payload,
                                  .handle = in};
-    TAILQ_INSERT_TAIL(&ddw.inbox, in, link);
+    TAILQ_INSERT_TAIL(inbox, in, link);
+}
+
+static void ddw_put_inbox(const struct frame *f, int fd)
+{
+    ddw_put(&ddw.inbox, f, fd);
     uint64_t one = 1;
     ssize_t ignored = write(ddw.inbox_kick, &one, sizeof(one));
     (void)ignored;
+}
+
+static struct inbox_message *ddw_take_question(void)
+{
+    struct inbox_message *in = TAILQ_FIRST(&ddw.questions);
+    TAILQ_REMOVE(&ddw.questions, in, link);
+    ddw.questions_len--;
+    return in;
+}
+
+/* The newest count: the oldest is given up when there are too many. */
+static void ddw_put_question(const struct frame *f)
+{
+    if (ddw.questions_len == DDW_QUESTIONS_MAX)
+        free(ddw_take_question());
+    ddw_put(&ddw.questions, f, -1);
+    ddw.questions_len++;
+    pthread_cond_signal(&ddw.asked);
 }
 
 void ddw_received(const struct frame *f, int fd)
@@ -169,8 +207,28 @@ void ddw_received(const struct frame *f, int fd)
     if (f->type == FRAME_ABORT) {
         ddw.aborted = ddw.running;
         abort_now();
+        uint64_t one = 1;
+        ssize_t ignored = write(ddw.abort_kick, &one, sizeof(one));
+        (void)ignored;
         return;
     }
+    if (f->type == FRAME_STACKS) {
+        stacks_ask(f->arg, f->length > 0);
+        return;
+    }
+    if (f->type == FRAME_QUESTION) {
+        if (fd >= 0)
+            close(fd);
+        ddw_put_question(f);
+        return;
+    }
+    if (f->type == FRAME_EXECUTE && f->cell <= ddw.newest) {
+        if (fd >= 0)
+            close(fd);
+        return; /* a daemon that has been restarted cannot know that we have it already */
+    }
+    if (f->type == FRAME_EXECUTE)
+        ddw.newest = f->cell;
     if (f->type != FRAME_INTERRUPT) {
         ddw_put_inbox(f, fd);
         return;
@@ -214,6 +272,15 @@ int ddw_wait(int signal_fd, struct ddw_message *m)
     }
 }
 
+void ddw_wait_question(struct ddw_message *m)
+{
+    pthread_mutex_lock(&ddw.lock);
+    while (TAILQ_EMPTY(&ddw.questions))
+        pthread_cond_wait(&ddw.asked, &ddw.lock);
+    *m = ddw_take_question()->m;
+    pthread_mutex_unlock(&ddw.lock);
+}
+
 void ddw_message_free(void *handle)
 {
     free(handle);
@@ -222,7 +289,8 @@ void ddw_message_free(void *handle)
 int ddw_begin(uint32_t cell)
 {
     pthread_mutex_lock(&ddw.lock);
-    backlog_flush_held(true); /* late output of the cell before stays that cell's */
+    link_read_pipes(); /* late output of the cell before stays that cell's */
+    backlog_flush_held(true);
     bool interrupted = ddw.interrupted == cell;
     ddw.cell = cell;
     ddw.running = !interrupted;
@@ -249,6 +317,11 @@ int ddw_abort(void)
     return count;
 }
 
+int ddw_abort_fd(void)
+{
+    return ddw.abort_kick;
+}
+
 int ddw_aborted(void)
 {
     pthread_mutex_lock(&ddw.lock);
@@ -263,6 +336,7 @@ void ddw_end(void)
     pthread_mutex_lock(&ddw.lock);
     ddw.running = false;
     interrupt_end();
+    stacks_turn(util_monotonic_ns()); /* what was asked in the cell is answered before its end */
     pthread_mutex_unlock(&ddw.lock);
 }
 
@@ -272,4 +346,16 @@ int ddw_interrupt_seen(void)
     bool raise_it = interrupt_seen(util_monotonic_ns());
     pthread_mutex_unlock(&ddw.lock);
     return raise_it;
+}
+
+void ddw_interrupt_swallowed(void)
+{
+    if (ddw.forked)
+        return;
+    pthread_mutex_lock(&ddw.lock);
+    if (ddw.running) {
+        interrupt_later(util_monotonic_ns());
+        link_kick();
+    }
+    pthread_mutex_unlock(&ddw.lock);
 }

@@ -27,7 +27,8 @@ struct ddw_message {
 /*
  * Makes fd 1 and 2 pipes of the daemon's, and starts the thread that connects to socket_path and
  * says HELLO with hello_json. orphan_timeout_s: how long to do without a daemon before the rank is
- * told to exit. Call once, from the main thread. Returns 0, or an errno.
+ * told to exit. Marks this process and so all it will start (kin.h). Call once, from the main
+ * thread. Returns 0, or an errno.
  */
 DDW_API int ddw_start(const char *socket_path, const char *hello_json, uint32_t orphan_timeout_s);
 
@@ -53,6 +54,9 @@ DDW_API int ddw_post(uint32_t type, uint32_t cell, uint32_t arg, const char *jso
  */
 DDW_API int ddw_wait(int signal_fd, struct ddw_message *m);
 DDW_API void ddw_message_free(void *handle);
+/* A thread other than the main one: waits for the next question (FRAME_QUESTION), which is to be
+ * answered while a cell runs. */
+DDW_API void ddw_wait_question(struct ddw_message *m);
 
 /* Main thread: user code of a cell starts. 1: the cell was interrupted before it started. */
 DDW_API int ddw_begin(uint32_t cell);
@@ -63,6 +67,8 @@ DDW_API void ddw_end(void);
 /* Python's SIGINT handler runs: the signal is not sent again. Returns 1 if the handler is to raise,
  * 0 if this is the echo of an interrupt that has raised already. */
 DDW_API int ddw_interrupt_seen(void);
+/* What the handler raised has been ignored by Python: the signal is sent again, a little later. */
+DDW_API void ddw_interrupt_swallowed(void);
 
 /*
  * Around everything that makes sockets of the process group (nests): TCP sockets that are new when
@@ -72,8 +78,20 @@ DDW_API void ddw_bracket(int open);
 /* Shuts the process group's connections: whoever waits in a collective gets an exception. Returns
  * how many there were. */
 DDW_API int ddw_abort(void);
+/* An eventfd that becomes readable whenever the daemon aborts: for what only Python can abort. */
+DDW_API int ddw_abort_fd(void);
 /* 1: the process group was aborted by the daemon while the present cell was running. */
 DDW_API int ddw_aborted(void);
+
+/*
+ * Main thread: faulthandler writes the stack of the thread that gets this signal to fd. From now on
+ * the daemon can ask where threads are. Returns 0, or an errno.
+ */
+DDW_API int ddw_stacks(int signal, int fd);
+/* The calling thread, started by Python, begins under this name; NULL: it ends. */
+DDW_API void ddw_stacks_thread(const char *name);
+/* Ends whatever this process has started, directly or not, whether it wants to or not. */
+DDW_API void ddw_end_children(uint32_t timeout_ms);
 
 /* Flushes C's stdio and held text, and waits until everything has been sent, at most timeout_ms. */
 DDW_API void ddw_flush(uint32_t timeout_ms);

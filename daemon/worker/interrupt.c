@@ -4,7 +4,7 @@
  *
  * A signal can get lost: system(3) ignores SIGINT while it waits, and so may any code for a while.
  * So it is sent again, ever more rarely, until Python's handler has run or the cell is over.
- * Children get it once, as from a terminal: most commands end by it, DataLoader workers expect it.
+ * Children get it too, as from a terminal: most commands end by it, DataLoader workers expect it.
  */
 #include <dirent.h>
 #include <dlfcn.h>
@@ -76,11 +76,18 @@ static void interrupt_send(uint64_t now)
     ddw.interrupt_tries++;
 }
 
-void interrupt_begin(void)
+void interrupt_later(uint64_t now)
 {
     ddw.interrupt_tries = 0;
     ddw.interrupt_wait_ns = INTERRUPT_FIRST_NS;
-    interrupt_send(util_monotonic_ns());
+    ddw.interrupt_next_ns = now + INTERRUPT_FIRST_NS;
+}
+
+void interrupt_begin(void)
+{
+    uint64_t now = util_monotonic_ns();
+    interrupt_later(now);
+    interrupt_send(now);
 }
 
 /* Python may have been told twice of one interrupt: the second time is not to raise. */

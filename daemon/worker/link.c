@@ -109,12 +109,22 @@ static bool link_read(void)
 }
 
 /* Without a daemon: what the rank prints at fd level becomes frames in the backlog. */
-static void link_read_pipe(int which)
+static bool link_read_pipe(int which)
 {
     static char bytes[LINK_READ];
     ssize_t n = capture_read(which, bytes, sizeof(bytes));
     if (n > 0)
-        backlog_text(which + 1, bytes, (size_t)n, false);
+        backlog_pipe_text(which, bytes, (size_t)n);
+    return n > 0;
+}
+
+/* Before a frame is made: what was written earlier goes first. */
+void link_read_pipes(void)
+{
+    for (int i = 0; i < 2 && ddw.lost_ns && ddw.wire.fd < 0; i++) {
+        while (link_read_pipe(i))
+            ;
+    }
 }
 
 static int link_until(uint64_t now, uint64_t then)
@@ -134,6 +144,8 @@ static int link_timeout_ms(uint64_t now)
     int ms = -1;
     if (b->watched)
         ms = link_until(now, (b->held.len ? b->held_since_ns : now) + LINK_HOLD_NS);
+    if (ddw.stacks.check_ns)
+        ms = link_sooner(ms, link_until(now, ddw.stacks.check_ns));
     if (ddw.interrupt_next_ns)
         ms = link_sooner(ms, link_until(now, ddw.interrupt_next_ns));
     return ddw.wire.fd < 0 ? link_sooner(ms, link_until(now, ddw.retry_ns)) : ms;
@@ -168,6 +180,7 @@ static void link_turn(const struct pollfd fds[4], bool timed_out)
     uint64_t now = util_monotonic_ns();
     link_send_held(now, timed_out);
     interrupt_again(now);
+    stacks_turn(now);
     if (ddw.lost_ns && !ddw.orphaned && now - ddw.lost_ns > ddw.orphan_timeout_ns) {
         ddw.orphaned = true;
         ddw_orphaned();

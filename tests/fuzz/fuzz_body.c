@@ -9,7 +9,6 @@
  */
 #include "api.h"
 
-#include "once.h"
 #include "world.h"
 
 #define REQUESTS 4
@@ -142,7 +141,6 @@ static struct group *begin(void)
     api = (struct api){.pool = &world.pool,
                        .auth = &world.auth,
                        .config = &world.config,
-                       .once = once_new(),
                        .started = util_now(),
                        .shutdown = on_shutdown};
     struct group *g = world_group(3);
@@ -209,6 +207,5 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     world_end();
     if (late)
         close_all(all, count);
-    once_free(api.once);
     return 0;
 }

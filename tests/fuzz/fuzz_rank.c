@@ -62,7 +62,7 @@ static void say(uint64_t number, const uint8_t *data, size_t size)
     if (kind >= 'A' && kind <= 'H' && (f.type = kind == 'H' ? 200 : (uint8_t)(kind - 'A' + 1))) {
         world_frame(w, &f);
     } else if (kind == 'O' || kind == 'E') {
-        w->events->on_output(w->ctx, kind == 'O' ? 1 : 2, (const char *)data + 2, size - 2);
+        w->events->on_output(w->ctx, kind == 'O' ? 1 : 2, (const char *)data + 2, size - 2, size);
     } else if (kind == 'S' && !lower) {
         f.type = FRAME_STATE;
         world_frame(w, &f);

@@ -31,7 +31,7 @@ static inline void fixture_init(struct fixture *f)
     static int next;
     struct err err = ERR_INIT;
     snprintf(f->dir, sizeof(f->dir), "%s/state/%d", folder, next++);
-    f->out = output_open(f->dir, "g", &err);
+    f->out = output_open(f->dir, "g", 1 << 30, &err);
     if (!f->out)
         abort();
     f->wakes = 0;
@@ -48,13 +48,13 @@ static inline uint64_t add(struct output *o, uint32_t cell, int rank, const char
 {
     char members[128];
     int n = snprintf(members, sizeof(members), "\"type\":\"%s\",\"x\":\"done\"", type);
-    return output_add(o, (struct output_origin){cell, rank, 0}, members, (size_t)n);
+    return output_add(o, (struct output_origin){cell, rank, 0, 0}, members, (size_t)n);
 }
 
 static inline void say(struct output *o, uint32_t cell, int rank, int fd, uint64_t number,
                        const char *text)
 {
-    output_stream(o, (struct output_origin){cell, rank, number}, fd, text, strlen(text));
+    output_stream(o, (struct output_origin){cell, rank, number, 0}, fd, text, strlen(text));
 }
 
 static inline bool commit(struct output *o)

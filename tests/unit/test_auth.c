@@ -54,7 +54,15 @@ static void check_token_file(void)
        "64 digits, for the owner alone");
     memcpy(first, auth.token, sizeof(first));
     restart("127.0.0.1:3347", "", "");
-    ok(strcmp(first, auth.token) != 0, "each start makes another");
+    ok(strcmp(first, auth.token) == 0, "what a killed daemon left stays good");
+    ok(chmod(path, 0644) == 0, "but not if others could read it");
+    restart("127.0.0.1:3347", "", "");
+    ok(strcmp(first, auth.token) != 0 && stat(path, &st) == 0 && (st.st_mode & 0777) == 0600,
+       "then there is another");
+    memcpy(first, auth.token, sizeof(first));
+    ok(unlink(path) == 0, "a daemon that ends in order removes it");
+    restart("127.0.0.1:3347", "", "");
+    ok(strcmp(first, auth.token) != 0, "and the next one makes another");
     config.runtime_dir = "/nonexistent";
     ok(auth_init(&auth, &config, &err) < 0 && strstr(err.msg, "/nonexistent/token"), "nowhere");
     buf_deinit(&text);

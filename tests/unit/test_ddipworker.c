@@ -98,6 +98,46 @@ static void check_inbox(void)
     fake_end("they arrive in order, with payload and descriptor; a signal wakes");
 }
 
+/* --- questions beside the cell --- */
+
+#define QUESTIONS_KEPT 8
+
+static int script_questions(void)
+{
+    struct ddw_message m;
+    ddw_begin(1);
+    ddw_wait(-1, &m); /* the frame after the questions: they are all there */
+    ddw_message_free(m.handle);
+    for (uint32_t i = 1; i <= QUESTIONS_KEPT; i++) {
+        ddw_wait_question(&m);
+        if (m.type != FRAME_QUESTION || m.arg != 3 + i || m.fd != -1 || m.length != 2)
+            return (int)i;
+        ddw_message_free(m.handle);
+    }
+    rank_tell();
+    ddw_wait_question(&m);
+    return m.arg == 99 ? 0 : 20;
+}
+
+static void check_questions(void)
+{
+    int fd = memfd_create("payload", MFD_CLOEXEC);
+    fake_start(script_questions, false, 60);
+    ok(fake_welcome(0), "connected");
+    for (uint32_t i = 1; i <= QUESTIONS_KEPT + 3; i++) {
+        struct frame f = {.type = FRAME_QUESTION, .arg = i, .nfds = i == 5, .length = 2};
+        f.payload = (const uint8_t *)"{}";
+        wire_send(&fake.wire, &f, i == 5 ? &fd : NULL);
+    }
+    close(fd);
+    fake_send(FRAME_EXECUTE, 0, 1, "code");
+    ok(fake_wait_told(), "the newest %d questions are kept, whatever the cell is at",
+       QUESTIONS_KEPT);
+    struct frame last = {.type = FRAME_QUESTION, .arg = 99};
+    wire_send(&fake.wire, &last, NULL);
+    fake_end("and who waits for the next is woken");
+}
+
 /* --- text --- */
 
 static int script_text(void)
@@ -275,6 +315,7 @@ int main(void)
     signal(SIGPIPE, SIG_IGN);
     check_numbers();
     check_inbox();
+    check_questions();
     check_text();
     check_large_text();
     check_held();

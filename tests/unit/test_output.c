@@ -15,7 +15,8 @@ static void check_line(void)
     char want[] = "{\"seq\":1,\"group\":\"g\",\"cell\":3,\"rank\":2,\"type\":\"x\",\"time\":";
     fixture_init(&f);
     ok(output_next(f.all, &line, &len, &m) == OUTPUT_WAIT, "nothing to read yet");
-    ok(output_add(f.out, (struct output_origin){3, 2, 12}, "\"type\":\"x\"", 10) == 1, "number 1");
+    ok(output_add(f.out, (struct output_origin){3, 2, 12, 0}, "\"type\":\"x\"", 10) == 1,
+       "number 1");
     ok(output_next(f.all, &line, &len, &m) == OUTPUT_WAIT && f.wakes == 0, "not before a commit");
     ok(commit(f.out) && f.wakes == 1, "a commit wakes");
     ok(commit(f.out) && f.wakes == 1, "a commit of nothing does not");
@@ -147,7 +148,7 @@ static void check_seek(void)
     for (int i = 0; i < 5; i++) {
         struct buf members = BUF_INIT;
         buf_addf(&members, "\"type\":\"big\",\"text\":\"%s\"", big);
-        output_add(f.out, (struct output_origin){1, 0, 0}, (char *)members.data, members.len);
+        output_add(f.out, (struct output_origin){1, 0, 0, 0}, (char *)members.data, members.len);
         add(f.out, 1, 0, "small");
         buf_deinit(&members);
     }

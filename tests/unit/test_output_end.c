@@ -1,37 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_output_end.c - output.c and journal.c: what remains when a group ends, and a full disk. */
+/* test_output_end.c - output.c: what remains when a group ends, and a full disk. */
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "journal.h"
 #include "log.h"
 #include "output_fixture.h"
-
-/* --- journal --- */
-
-static void check_journal(void)
-{
-    struct err err = ERR_INIT;
-    char path[160], got[16] = "";
-    snprintf(path, sizeof(path), "%s/journal", folder);
-    struct journal *j = journal_open(path, &err);
-    ok(j && journal_end(j) == 0 && journal_read(j, 0, got, 16, &err) == 0,
-       "a new journal is empty");
-    ok(journal_append(j, "one\n", 4, &err) == 0 && journal_append(j, "two\n", 4, &err) == 0,
-       "append");
-    ok(journal_append(j, "", 0, &err) == 0 && journal_end(j) == 8, "the end moves");
-    ok(journal_read(j, 0, got, 16, &err) == 8 && memcmp(got, "one\ntwo\n", 8) == 0, "read all");
-    ok(journal_read(j, 2, got, 3, &err) == 3 && memcmp(got, "e\nt", 3) == 0, "read a part");
-    ok(journal_read(j, 8, got, 16, &err) == 0 && journal_read(j, 99, got, 16, &err) == 0,
-       "nothing at the end and after it");
-    ok(!journal_open(path, &err) && err.code == ERR_IO,
-       "a journal that is there is not overwritten");
-    journal_close(j);
-    journal_close(NULL);
-}
 
 /* --- the end --- */
 
@@ -52,13 +28,12 @@ static void check_close(void)
     output_close(f.out, false);
     char path[160];
     struct stat st;
-    snprintf(path, sizeof(path), "%s/journal.ndjson", f.dir);
+    snprintf(path, sizeof(path), "%s/journal/%020d.ndjson", f.dir, 0);
     ok(stat(path, &st) == 0 && st.st_size > 50 && (st.st_mode & 0777) == 0600,
        "files that are to stay are for the owner alone");
     struct err err = ERR_INIT;
-    ok(!output_open(f.dir, "g", &err) && err.code == ERR_IO && strstr(err.msg, path),
-       "a journal is never opened twice");
-    ok(!output_open("/dev/null/x", "g", &err) && strstr(err.msg, "/dev/null"), "nowhere to write");
+    ok(!output_open("/dev/null/x", "g", 1 << 20, &err) && strstr(err.msg, "/dev/null"),
+       "nowhere to write");
     output_close(NULL, true);
     output_unsubscribe(NULL);
 }
@@ -77,7 +52,7 @@ static off_t journal_size(const struct fixture *f)
 {
     char path[160];
     struct stat st;
-    snprintf(path, sizeof(path), "%s/journal.ndjson", f->dir);
+    snprintf(path, sizeof(path), "%s/journal/%020d.ndjson", f->dir, 0);
     return stat(path, &st) == 0 ? st.st_size : -1;
 }
 
@@ -129,15 +104,37 @@ static void check_full_disk(void)
     fixture_deinit(&f);
 }
 
+static void check_retract(void)
+{
+    struct fixture f;
+    fixture_init(&f);
+    for (int i = 0; i < 1500; i++)
+        add(f.out, 1, 0, "x");
+    ok(commit(f.out), "1500 events go well");
+    limit_files((rlim_t)journal_size(&f));
+    for (int i = 0; i < 1500; i++)
+        add(f.out, 2, OUTPUT_NO_RANK, "x");
+    ok(!commit(f.out) && output_failing(f.out), "what follows does not fit");
+    output_retract(f.out, 1500);
+    ok(!output_failing(f.out) && commit(f.out) && output_last_seq(f.out) == 1500,
+       "taken back, nothing waits any more");
+    limit_files(RLIM_INFINITY);
+    for (int i = 0; i < 1500; i++)
+        add(f.out, 3, OUTPUT_NO_RANK, i < 1499 ? "x" : "done");
+    ok(commit(f.out) && contiguous(f.all, 1) == 3001, "its numbers are given again");
+    ok(seek_errors(f.out, 0, 1, &(uint64_t){0}) == 0, "and every event is found");
+    fixture_deinit(&f);
+}
+
 int main(void)
 {
     signal(SIGXFSZ, SIG_IGN);
     log_set_level(LOG_LEVEL_ERROR);
     if (!mkdtemp(folder))
         return 1;
-    check_journal();
     check_close();
     check_full_disk();
+    check_retract();
     util_remove_tree(folder);
     return tap_done();
 }

@@ -28,7 +28,7 @@ static struct stream *open_stream(struct output *o, uint32_t cell, enum stream_f
 
 static void add_json(struct output *o, int rank, const char *members)
 {
-    output_add(o, (struct output_origin){1, rank, 0}, members, strlen(members));
+    output_add(o, (struct output_origin){1, rank, 0, 0}, members, strlen(members));
 }
 
 /* All that stream_next gives now. */

@@ -7,12 +7,14 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "hub.h"
+#include "kin.h"
 #include "log.h"
 #include "tap.h"
 #include "util.h"
@@ -22,7 +24,10 @@ static uv_loop_t loop;
 static struct hub *hub;
 static struct worker *worker;
 static struct buf told; /* what the callbacks said */
-static int batches, exits;
+static int batches, exits, refusals;
+static bool disk_full;
+static uint32_t skew;
+static uint64_t ends[2]; /* positions after the last text of fd 1 and 2 */
 
 /* The rank's side. */
 static struct wire rank;
@@ -33,26 +38,40 @@ static pid_t pid;
 
 /* --- what the worker says, as one text: "[2:payload]" a frame, "<1:text>" output --- */
 
-static void on_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FDS])
+static bool on_frame(void *ctx, const struct frame *f, int fds[FRAME_MAX_FDS], bool may_wait)
 {
     (void)ctx;
     (void)fds;
+    if (refusals && may_wait) {
+        refusals--;
+        return false;
+    }
     buf_addf(&told, "[%d:%.*s]", f->type, f->type == FRAME_HELLO ? 0 : (int)f->length, f->payload);
+    return true;
 }
 
-static void on_output(void *ctx, int fd, const char *text, size_t len)
+static void on_output(void *ctx, int fd, const char *text, size_t len, uint64_t end)
 {
     (void)ctx;
+    ends[fd - 1] = end;
     buf_addf(&told, "<%d:", fd);
     buf_add(&told, text, len);
     buf_addc(&told, '>');
 }
 
-static void on_batch(void *ctx)
+static void on_lost_text(void *ctx, int fd, uint64_t bytes)
 {
     (void)ctx;
+    buf_addf(&told, "<%d: %d lost>", fd, (int)bytes);
+}
+
+static bool on_batch(void *ctx)
+{
+    (void)ctx;
+    if (disk_full)
+        return false;
     batches++;
-    worker_ack(worker);
+    return true;
 }
 
 static void on_exit_of_worker(void *ctx, int status, const char *last_words)
@@ -64,6 +83,7 @@ static void on_exit_of_worker(void *ctx, int status, const char *last_words)
 
 static const struct worker_events events = {.on_frame = on_frame,
                                             .on_output = on_output,
+                                            .on_lost_text = on_lost_text,
                                             .on_batch = on_batch,
                                             .on_exit = on_exit_of_worker};
 
@@ -145,7 +165,8 @@ static uint32_t print(const char *text)
 {
     static uint32_t total;
     ssize_t n = write(out[1], text, strlen(text));
-    return total += n > 0 ? (uint32_t)n : 0;
+    total += n > 0 ? (uint32_t)n : 0;
+    return total + skew;
 }
 
 /* The next frame from the daemon: its number, or -1 when it is of another type. */
@@ -171,7 +192,7 @@ static void start(void)
     if (ftruncate(counters_fd, sizeof(*counters)) < 0 ||
         fcntl(counters_fd, F_ADD_SEALS, F_SEAL_SHRINK) < 0)
         abort();
-    counters = mmap(NULL, sizeof(*counters), PROT_READ, MAP_SHARED, counters_fd, 0);
+    counters = mmap(NULL, sizeof(*counters), PROT_READ | PROT_WRITE, MAP_SHARED, counters_fd, 0);
     pid = fork();
     if (pid == 0) {
         setsid();
@@ -208,7 +229,8 @@ static void check_guests(void)
     out[0] = err_out[0] = counters_fd = pipe_fds[0];
     send_hello("wrong");
     listen_to_daemon();
-    ok(wire_fill(&rank, 100) == WIRE_CLOSED, "and one with a wrong secret");
+    ok(receive(FRAME_EXIT) == 0 && wire_fill(&rank, 100) == WIRE_CLOSED,
+       "one with a wrong secret is told to leave");
     wire_deinit(&rank);
     close(pipe_fds[0]);
     close(pipe_fds[1]);
@@ -280,10 +302,10 @@ static void check_lost_connection(void)
     ok(!worker_connected(worker) && wire_fill(&rank, 100) != WIRE_EMPTY, "it is closed");
     wire_deinit(&rank);
     print("meanwhile\n");
-    is_str(listen_to_daemon(), "<1:meanwhile\n>", "the pipes are still read");
+    is_str(listen_to_daemon(), "", "the pipes are left to the rank's library");
     connect_to_hub();
     send_hello(worker_secret(worker));
-    is_str(listen_to_daemon(), "[1:]", "the rank comes back");
+    is_str(listen_to_daemon(), "[1:]<1:meanwhile\n>", "the rank comes back");
     ok(receive(FRAME_WELCOME) == 5, "and hears what was seen");
     struct wire first = rank;
     connect_to_hub();
@@ -293,10 +315,97 @@ static void check_lost_connection(void)
     rank = first;
 }
 
+static void check_refusal(void)
+{
+    refusals = 2;
+    send_frame(FRAME_EVENT, 6, 0, "late");
+    send_frame(FRAME_EVENT, 7, print("text\n"), "later");
+    is_str(listen_to_daemon(), "[3:late]<1:text\n>[3:later]",
+           "a frame that cannot be taken is offered again, and nothing comes before it");
+    ok(refusals == 0, "as often as needed");
+}
+
+static void check_full_disk(void)
+{
+    disk_full = true;
+    send_frame(FRAME_EVENT, 8, 0, "first");
+    print("pipe\n");
+    is_str(listen_to_daemon(), "[3:first]", "what was read is told");
+    send_frame(FRAME_EVENT, 9, 0, "second");
+    uint32_t position = print("more\n");
+    is_str(listen_to_daemon(), "", "a batch that is not committed is the last");
+    int inside = 0;
+    ok(ioctl(out[0], FIONREAD, &inside) == 0 && inside == 10 && counters->taken[0] == position - 10,
+       "its text stays in the pipe");
+    worker_resume(worker);
+    is_str(listen_to_daemon(), "", "trying in vain changes nothing");
+    disk_full = false;
+    worker_resume(worker);
+    is_str(listen_to_daemon(), "[3:second]<1:pipe\nmore\n>", "when there is room it goes on");
+    ok(counters->taken[0] == position && ends[0] == position, "and the text is taken out");
+}
+
+/* The library took text out while nobody was there, and tells it with its position. */
+static void check_pipe_frames(void)
+{
+    uint32_t position = (uint32_t)ends[0];
+    struct frame f = {.type = FRAME_STREAM,
+                      .flags = FRAME_FLAG_PIPE,
+                      .number = 10,
+                      .arg = 1,
+                      .length = 4,
+                      .out = position + 1,
+                      .payload = (const uint8_t *)"re\nx"};
+    (void)wire_send(&rank, &f, NULL);
+    is_str(listen_to_daemon(), "<1:x>", "what is known of it is not told again");
+    ok(ends[0] == position + 1, "its position counts");
+    worker_skip(worker, (uint64_t[2]){position + 100, 0});
+    f.number = 11;
+    f.out = position + 104;
+    (void)wire_send(&rank, &f, NULL);
+    is_str(listen_to_daemon(), "<1:re\nx>", "what the rank says it dropped is not waited for");
+    f.number = 12;
+    f.out = position + 110;
+    (void)wire_send(&rank, &f, NULL);
+    is_str(listen_to_daemon(), "<1: 2 lost><1:re\nx>", "what is missing without a word is told");
+    skew = 110; /* from now on positions are as if all that had been in the pipe */
+    counters->taken[0] += skew;
+    wire_deinit(&rank);
+    is_str(listen_to_daemon(), "", "the connection ends");
+    connect_to_hub();
+    send_hello(worker_secret(worker));
+    is_str(listen_to_daemon(), "[1:]", "and begins again");
+}
+
+static void check_adoption(void)
+{
+    struct err err = ERR_INIT;
+    pid_t child = fork();
+    if (child == 0)
+        for (;;)
+            pause();
+    struct worker_past past = {.pid = child, .started = kin_start_time(child) + 1};
+    past.secret = "0123456789abcdef0123456789abcdef";
+    ok(!worker_adopt(hub, "old", &events, NULL, &past, &err) && err.code == ERR_GONE,
+       "a process that started at another time is not the one");
+    past.started--;
+    worker = worker_adopt(hub, "old", &events, NULL, &past, &err);
+    ok(worker && worker_pid(worker) == child && worker_started(worker) == past.started,
+       "the right one is taken");
+    ok(strcmp(worker_secret(worker), past.secret) == 0, "with its secret");
+    exits = 0;
+    kill(child, SIGKILL);
+    while (!exits)
+        uv_run(&loop, UV_RUN_ONCE);
+    is_str(listen_to_daemon(), "{-1 }", "its end is noticed, its status is nobody's to know");
+    worker_close(worker);
+    ok(!worker_adopt(hub, "old", &events, NULL, &past, &err), "gone it is not adopted");
+}
+
 static void check_exit(void)
 {
     uint32_t position = print("last output\n");
-    send_frame(FRAME_DONE, 6, position, "done");
+    send_frame(FRAME_DONE, 13, position, "done");
     print("very last");
     kill(pid, SIGKILL);
     while (!exits)
@@ -328,7 +437,11 @@ int main(void)
     check_much_output();
     check_characters();
     check_lost_connection();
+    check_refusal();
+    check_full_disk();
+    check_pipe_frames();
     check_exit();
+    check_adoption();
     uv_run(&loop, UV_RUN_NOWAIT);
     ok(count_fds() == before, "no descriptor is left open");
     hub_close(hub);

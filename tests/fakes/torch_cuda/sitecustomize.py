@@ -32,6 +32,22 @@ def _full_on_cpu(*args, device=None, **options):
     return _full(*args, **options)
 
 
+class _Aborts:
+    """Counts how often a process group was aborted."""
+
+    def __init__(self, abort):
+        self.count, self._abort = 0, abort
+
+    def __get__(self, group, owner):
+        return lambda: self.abort(group)
+
+    def abort(self, group):
+        self.count += 1
+        self._abort(group)
+
+
+aborts = _Aborts(dist.ProcessGroup.abort)
+dist.ProcessGroup.abort = aborts
 torch.cuda.set_device = _set_device
 torch.cuda.current_device = lambda: current
 dist.init_process_group = _init_process_group
