@@ -3,16 +3,19 @@
 
 Everything that makes sockets of a process group happens in the library's bracket, so that the
 library's thread can shut them while the interpreter waits in a collective. That is the abort which
-gloo lacks. The seam for NCCL is the same: `library.abort` is what releases a rank.
+gloo lacks. NCCL has one, which a thread of nccl.py calls at the same moment.
 """
 
 import datetime
 import functools
+import inspect
 import os
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from ddip_worker import nccl
 
 # Joining is quick where everybody is there; a rank that waits for one that is not must not outlast
 # the patience of whoever waits for the group. Collectives later get torch's own default.
@@ -22,15 +25,17 @@ DEFAULT_TIMEOUT = c10d.default_pg_timeout
 class ProcessGroup:
     """Joins and leaves. Only the main thread may call it."""
 
-    def __init__(self, config, library):
+    def __init__(self, config, library, participants):
         self.rank = config["rank"]
         self.world_size = config["world_size"]
         self.backend = config["backend"]
         self.device = config.get("gpu_index")  # index in CUDA_VISIBLE_DEVICES, or None
         self.generation = 0
         self._library = library
+        if self.backend == "nccl":
+            nccl.watch(library)
         self._bracket_new_groups()
-        _guard_models()
+        _guard_models(participants)
 
     def set_environment(self):
         """What torch and the libraries above it look for; MASTER_* do not fit: no fixed port."""
@@ -41,7 +46,7 @@ class ProcessGroup:
             LOCAL_WORLD_SIZE=str(self.world_size),
         )
 
-    def join(self, generation, host, port, timeout_s):
+    def join(self, generation, nonce, host, port, timeout_s):
         """Leaves the old group, joins generation's, and proves it with an all_reduce.
 
         Raises what torch raises; nothing of a half-made group is left then.
@@ -53,10 +58,12 @@ class ProcessGroup:
                 store = dist.TCPStore(
                     host, port, None, False, timeout=timeout, wait_for_workers=False
                 )
-                # a fresh prefix: keys of an earlier generation would satisfy this one's barriers
+                # A fresh prefix: keys of an earlier attempt would satisfy this one's barriers, and
+                # name sockets that are no more. The nonce is for a generation whose number is used
+                # again: a daemon that died on a full disk could not write down that it had begun.
                 dist.init_process_group(
                     self.backend,
-                    store=dist.PrefixStore(f"generation{generation}", store),
+                    store=dist.PrefixStore(f"generation{generation}-{nonce}", store),
                     rank=self.rank,
                     world_size=self.world_size,
                     timeout=timeout,
@@ -77,9 +84,17 @@ class ProcessGroup:
         """
         self._library.abort()
         if dist.is_initialized():
+            if self.backend == "nccl":  # destroying waits for what an abort has left unfinished
+                nccl.abort()
             dist.destroy_process_group()
         # after an init that failed the count differs between ranks, and it is part of store keys
         c10d._world.group_count = 0
+
+    def collectives(self):
+        """How many this generation has begun."""
+        if not dist.is_initialized():
+            return None
+        return c10d._get_default_group()._get_sequence_number_for_group()
 
     def _options(self):
         if self.device is None:
@@ -110,10 +125,17 @@ class ProcessGroup:
         c10d._new_process_group_helper = bracketed
 
 
-def _guard_models():
-    """A DDP model of an earlier generation says so instead of failing somewhere in backward."""
+def _guard_models(participants):
+    """A DDP model of an earlier generation, or in a cell without all its ranks, says so."""
     model_class = torch.nn.parallel.DistributedDataParallel
-    forward = model_class.forward
+    make, forward = model_class.__init__, model_class.forward
+    signature = inspect.signature(make)
+
+    @functools.wraps(make)
+    def made(self, *args, **kwargs):
+        given = signature.bind(self, *args, **kwargs).arguments
+        participants.check("DistributedDataParallel", given.get("process_group"))
+        make(self, *args, **kwargs)
 
     @functools.wraps(forward)
     def guarded(self, *inputs, **kwargs):
@@ -122,6 +144,7 @@ def _guard_models():
                 "this model was wrapped in DistributedDataParallel before the process group was "
                 "rebuilt; wrap it again: model = DistributedDataParallel(model.module)"
             )
+        participants.check("a model in DistributedDataParallel", self.process_group)
         return forward(self, *inputs, **kwargs)
 
-    model_class.forward = guarded
+    model_class.__init__, model_class.forward = made, guarded

@@ -46,21 +46,35 @@ class Library:
         c.ddw_stream_flush.restype = None
         c.ddw_post.argtypes = (u32, u32, u32, ptr, u64, ctypes.c_int)
         c.ddw_wait.argtypes = (ctypes.c_int, ctypes.POINTER(_Message))
+        c.ddw_wait_question.argtypes = (ctypes.POINTER(_Message),)
+        c.ddw_wait_question.restype = None
         c.ddw_message_free.argtypes = (ctypes.c_void_p,)
         c.ddw_message_free.restype = None
         c.ddw_begin.argtypes = (u32,)
         c.ddw_end.restype = None
+        c.ddw_interrupt_swallowed.restype = None
         c.ddw_bracket.restype = None
+        c.ddw_stacks.argtypes = (ctypes.c_int, ctypes.c_int)
+        c.ddw_stacks_thread.argtypes = (ptr,)
+        c.ddw_stacks_thread.restype = None
         c.ddw_flush.argtypes = (u32,)
         c.ddw_flush.restype = None
+        c.ddw_end_children.argtypes = (u32,)
+        c.ddw_end_children.restype = None
+        c.getenv.argtypes = (ptr,)
+        c.getenv.restype = ptr
         self._c = c
         self.stream = c.ddw_stream  # (fd, bytes, length); hot, so without a wrapper
         self.stream_flush = c.ddw_stream_flush
         self.begin = c.ddw_begin
         self.end = c.ddw_end
         self.interrupt_seen = c.ddw_interrupt_seen
+        self.interrupt_swallowed = c.ddw_interrupt_swallowed
         self.flush = c.ddw_flush
+        self.watch_thread = c.ddw_stacks_thread  # (name) when it begins, (None) when it ends
+        self.end_children = c.ddw_end_children
         self.abort = c.ddw_abort
+        self.abort_fd = c.ddw_abort_fd
         self.aborted = c.ddw_aborted
 
     def start(self, socket_path, hello, orphan_timeout_s):
@@ -68,6 +82,14 @@ class Library:
         rc = self._c.ddw_start(
             os.fsencode(socket_path), json.dumps(hello).encode(), orphan_timeout_s
         )
+        if rc:
+            raise OSError(rc, os.strerror(rc))
+        # what Python starts is marked too when it is given a copy of os.environ
+        os.environ["DDIP_SCOPE"] = os.fsdecode(self._c.getenv(b"DDIP_SCOPE"))
+
+    def watch_stacks(self, signum, fd):
+        """faulthandler writes a thread's stack to fd on that signal. Raises OSError."""
+        rc = self._c.ddw_stacks(signum, fd)
         if rc:
             raise OSError(rc, os.strerror(rc))
 
@@ -92,8 +114,15 @@ class Library:
     def wait(self, signal_fd):
         """The next Message, or None when a signal came first."""
         raw = _Message()
-        if not self._c.ddw_wait(signal_fd, raw):
-            return None
+        return self._taken(raw) if self._c.ddw_wait(signal_fd, raw) else None
+
+    def wait_question(self):
+        """The next Message that is answered beside the cell; not in the main thread."""
+        raw = _Message()
+        self._c.ddw_wait_question(raw)
+        return self._taken(raw)
+
+    def _taken(self, raw):
         try:
             return Message(raw)
         finally:

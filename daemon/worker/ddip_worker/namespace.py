@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests about a rank's variables: values in and out, listing, completion, inspection.
+"""Requests about a rank's variables: values in and out, listing.
 
 Values travel in memory files: what comes in is mapped copy-on-write, so arrays are writable and
 nothing is copied until it is written to; what goes out is written to a fresh one.
@@ -10,7 +10,7 @@ import json
 import mmap
 import os
 
-from ddip_worker import payload
+from ddip_worker import lookup, payload
 
 JSON, TEXT, NPY, PICKLE = (
     "application/json",
@@ -18,7 +18,7 @@ JSON, TEXT, NPY, PICKLE = (
     "application/x-npy",
     "application/x-pickle",
 )
-REPR_MAX = 200  # characters
+ROWS_MAX = 1000
 
 
 class Refused(Exception):
@@ -30,10 +30,9 @@ class Refused(Exception):
 
 
 class Namespace:
-    def __init__(self, shell, hidden):
-        self._shell = shell
-        self._vars = shell.user_ns
-        self._hidden = frozenset(hidden)  # what IPython put there itself
+    def __init__(self, names, hidden):
+        """names: the rank's variables; hidden: those that IPython put there itself."""
+        self._vars, self._hidden = names, hidden
 
     def serve(self, request, fd):
         """(content, payload fd or -1). Raises Refused, or whatever the user's objects raise."""
@@ -67,40 +66,7 @@ class Namespace:
         return {}, -1
 
     def _op_list(self, request, fd):
-        names = sorted(n for n in self._vars if not n.startswith("_") and n not in self._hidden)
-        return {"variables": [_describe(n, self._vars[n]) for n in names]}, -1
-
-    def _op_complete(self, request, fd):
-        from IPython.core.completer import provisionalcompleter
-
-        code = request.get("code", "")
-        cursor = _cursor(request, code)
-        self._shell.Completer.use_jedi = False  # it imports the world on first use: seconds
-        with provisionalcompleter():
-            matches = list(self._shell.Completer.completions(code, cursor))
-        return {
-            "status": "ok",
-            "matches": [m.text for m in matches],
-            "cursor_start": matches[0].start if matches else cursor,
-            "cursor_end": matches[0].end if matches else cursor,
-            "metadata": {},
-        }, -1
-
-    def _op_inspect(self, request, fd):
-        from IPython.utils.tokenutil import token_at_cursor
-
-        code = request.get("code", "")
-        name = token_at_cursor(code, _cursor(request, code))
-        reply = {"status": "ok", "found": False, "data": {}, "metadata": {}}
-        if name:
-            try:
-                reply["data"] = self._shell.object_inspect_mime(
-                    name, detail_level=int(request.get("detail_level", 0))
-                )
-                reply["found"] = True
-            except KeyError:
-                pass
-        return reply, -1
+        return listing(self._vars, self._hidden), -1
 
     def _lookup(self, names):
         missing = [name for name in names if name not in self._vars]
@@ -113,8 +79,16 @@ class Namespace:
         return {name: self._vars[name] for name in names}
 
 
-def _cursor(request, code):
-    return min(int(request.get("cursor_pos", len(code))), len(code))
+def listing(names, hidden):
+    """The variables by name, ROWS_MAX of them; quick, and without running code of their own."""
+    found = sorted(n for n in list(names) if not n.startswith("_") and n not in hidden)
+    rows = []
+    for name in found[:ROWS_MAX]:
+        value = names.get(name)
+        array = lookup.form(value)
+        text = lookup.brief(value) if array["shape"] is None else None
+        rows.append({"name": name, "type": type(value).__name__, **array, "repr": text})
+    return {"variables": rows, "omitted": len(found) - len(rows)}
 
 
 def _map(fd):
@@ -198,37 +172,3 @@ def _npy(value):
             "invalid", f"a {type(value).__name__} is no plain array: {e}", f"ask for {PICKLE}"
         ) from None
     return out.getbuffer()
-
-
-def _describe(name, value):
-    """One row of the listing. Nothing here may run slow or failing code of the value's class."""
-    row = {"name": name, "type": type(value).__name__}
-    for key, attribute in (
-        ("shape", "shape"),
-        ("dtype", "dtype"),
-        ("device", "device"),
-        ("size_bytes", "nbytes"),
-    ):
-        try:
-            found = getattr(value, attribute, None)
-        except Exception:
-            found = None
-        if key == "shape":
-            found = list(found) if isinstance(found, tuple) else None
-        elif key == "size_bytes":
-            found = found if isinstance(found, int) else None
-        elif found is not None:
-            found = str(found) if not callable(found) else None
-        row[key] = found
-    row["repr"] = _short_repr(value)
-    return row
-
-
-def _short_repr(value):
-    if getattr(value, "shape", None) is not None or callable(value):
-        return None
-    try:
-        text = repr(value)
-    except Exception:
-        return None
-    return text if len(text) <= REPR_MAX else text[: REPR_MAX - 3] + "..."

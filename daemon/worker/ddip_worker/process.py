@@ -22,6 +22,7 @@ def main():
 
         channel = socket.socket(fileno=os.dup(0))
         close_stdin()
+        template.end_with_parent()
         import_needed()
         config = template.serve(channel)  # returns in each process forked from here
     else:

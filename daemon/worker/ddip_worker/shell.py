@@ -5,12 +5,14 @@ Content follows Jupyter's messaging specification, so that a front end can show 
 """
 
 import builtins
+import contextlib
 import os
 import re
 import sys
 import traceback
 import types
 
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
@@ -51,24 +53,55 @@ class _DisplayPublisher(DisplayPublisher):
         self.shell.emit("clear_output", {"wait": bool(wait)})
 
 
+class _Compiler(CachingCompiler):
+    """Names of code that also say which of the daemon's cells it is: who reads a stack from outside
+    can then find the line's text."""
+
+    _cell = (0, None)
+
+    def set_cell(self, number, code):
+        self._cell = number, code
+
+    def get_code_name(self, raw_code, transformed_code, number):
+        name = super().get_code_name(raw_code, transformed_code, number)
+        cell, code = self._cell
+        start = f"<ipython-input-{number}-"
+        if raw_code != code or not name.startswith(start):  # code that a cell makes and runs
+            return name
+        return f"{start}{cell}-{name.removeprefix(start)}"
+
+
 class Shell(InteractiveShell):
-    """One per rank. Before the first cell these must be set: `emit(type, content)`, and
-    `raising()`, called when an exception has left the user's code and is going to be formatted; it
-    returns true if the rank was being stopped.
+    """One per rank. Before the first cell these must be set: `emit(type, content)`;
+    `raising(lost_peers)`, called when an exception has left the user's code and is going to be
+    formatted, which returns true if the rank was being stopped; and `entering()`, called when
+    user code is going to run.
 
     released: the last exception only says that the rank waited for others that will not come.
     """
 
+    compiler_class = Type(_Compiler)
     displayhook_class = Type(_DisplayHook)
     display_pub_class = Type(_DisplayPublisher)
     emit = None
     raising = None
+    entering = None
     released = False
+    _shown = False
 
     def init_display_formatter(self):
         super().init_display_formatter()
         # the base shell is a terminal's: it would reduce a DataFrame to text
         self.display_formatter.active_types = self.display_formatter.format_types
+
+    @contextlib.contextmanager
+    def _tee(self, channel):
+        """IPython 9 would keep all that a cell prints, for a history that is not kept."""
+        yield
+
+    async def run_code(self, *args, **kwargs):
+        self.entering()
+        return await super().run_code(*args, **kwargs)
 
     def enable_gui(self, gui=None):
         """Event loops of windows have no place in a rank; `%matplotlib inline` asks for none."""
@@ -82,11 +115,13 @@ class Shell(InteractiveShell):
     def showtraceback(self, exc_tuple=None, *args, **kwargs):
         # formatting reads sources and values: it can take seconds, or wait for a GPU
         exc = (exc_tuple or sys.exc_info())[1]
-        self.released = self.raising() or _lost_its_peers(exc)
-        if exc and (self.released or isinstance(exc, KeyboardInterrupt)):
-            self._show_error(type(exc).__name__, _text_of(exc), _brief(exc))
-        else:
+        lost_peers = _lost_its_peers(exc)
+        self.released = self.raising(lost_peers) or lost_peers
+        self._shown = False
+        if not self.released and not isinstance(exc, KeyboardInterrupt):
             super().showtraceback(exc_tuple, *args, **kwargs)
+        if exc and not self._shown:  # not to be formatted, or interrupted while that was done
+            self._show_error(type(exc).__name__, _text_of(exc), _brief(exc))
 
     def show_usage_error(self, exc):
         self._show_error("UsageError", str(exc), [f"UsageError: {exc}"])
@@ -100,11 +135,12 @@ class Shell(InteractiveShell):
         self._show_error(etype.__name__, _text_of(evalue), lines)
 
     def _show_error(self, ename, evalue, traceback):
+        self._shown = True
         content = {"ename": ename, "evalue": evalue, "traceback": traceback}
         self.emit("error", {**content, "released": True} if self.released else content)
 
 
-def make(emit, raising, namespace):
+def make(emit, raising, entering, namespace):
     """The shell, with a fresh `__main__` as its module, holding `namespace` besides."""
     module = types.ModuleType("__main__", "The namespace of this rank.")
     module.__dict__.update(namespace)
@@ -115,6 +151,7 @@ def make(emit, raising, namespace):
     shell = Shell.instance(config=config, user_module=module)
     shell.emit = emit
     shell.raising = raising
+    shell.entering = entering
     builtins.input = _no_input
     return shell
 

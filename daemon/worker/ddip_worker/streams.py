@@ -6,7 +6,23 @@ daemon reads; the library keeps both in order.
 """
 
 import io
+import os
 import sys
+from _thread import get_ident
+
+_muted = 0
+
+
+def mute_this_thread():
+    """What it prints belongs to no cell. A child's threads may get its number again."""
+    global _muted
+    _muted = get_ident()
+    os.register_at_fork(after_in_child=_unmute)
+
+
+def _unmute():
+    global _muted
+    _muted = 0
 
 
 class _Raw(io.RawIOBase):
@@ -29,6 +45,8 @@ class _Raw(io.RawIOBase):
             self._flush()
 
     def write(self, data):
+        if get_ident() == _muted:
+            return len(data)
         data = bytes(data)
         self._stream(self._fd, data, len(data))
         return len(data)

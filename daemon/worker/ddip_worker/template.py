@@ -8,6 +8,7 @@ the end of the socket is the end of the template.
 """
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -18,10 +19,24 @@ import sys
 import warnings
 
 REQUEST_MAX = 1 << 20
-# What a first traceback, DDP model or optimizer imports for seconds: taken in while nothing is
-# asked.
-LATER = ("stack_data", "pygments.formatters.terminal256", "numpy", "torch._dynamo")
+# What a first traceback, inspection, DDP model or optimizer imports for seconds: taken in while
+# nothing is asked.
+LATER = (
+    "stack_data",
+    "pygments.formatters.terminal256",
+    "pygments.formatters.html",
+    "pygments.lexers.python",
+    "IPython.core.guarded_eval",
+    "numpy",
+    "torch._dynamo",
+)
 IDLE_S = 1.0
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent():
+    """Ends with the daemon also while it is importing; what is forked later does not inherit it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(channel):
