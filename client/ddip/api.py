@@ -10,9 +10,8 @@ from urllib.parse import quote, urlencode
 
 from . import daemon, payload
 from .errors import DdipError, NotRunning, from_problem
+from .retry import Absence
 from .transport import WebSocket, request
-
-RETRY_S = 60.0  # a running cell waits this long for a lost daemon to come back
 
 
 def connect(url_or_socket_path=None, token=None):
@@ -28,12 +27,16 @@ def connect(url_or_socket_path=None, token=None):
 class Client:
     """A daemon's groups; usable from several threads, and as a context manager.
 
-    Every call raises DdipError for the daemon's refusals, NotRunning when it is gone.
+    Every call raises DdipError for the daemon's refusals, NotRunning when it is gone: for 5 s, or
+    for a minute if the call was under way and may be sent again. Those that start ranks again or
+    end them are not: their NotRunning says so.
     `group` is a group's name; `ranks` a list of ranks, None for all of them.
+    notice: called with pieces of text, if not None, while the daemon is missed for seconds.
     """
 
-    def __init__(self, endpoint):
-        self.endpoint = endpoint
+    def __init__(self, endpoint, notice=None, start=None):
+        """start: starts a daemon that has died again; returns False if it has not died."""
+        self.endpoint, self.notice, self.start = endpoint, notice, start
         self._ids = itertools.count(1)
         self._idle = []  # WebSockets kept for the next cell
 
@@ -82,7 +85,9 @@ class Client:
         headers = {"Idempotency-Key": uuid.uuid4().hex}
         try:
             body |= _given(**more)
-            return self._request("POST", "/groups", body, headers=headers, timeout=timeout)
+            return self._request(
+                "POST", "/groups", body, headers=headers, timeout=timeout, again=True
+            )
         except TimeoutError:
             why = f"group {name!r} is not ready after {timeout:g} s"
             raise DdipError(why, hint="it goes on starting") from None
@@ -100,7 +105,18 @@ class Client:
 
     def interrupt(self, group="default", cell=None):
         """Stops the running cell, or `cell` alone; returns {"cell", "ranks"}."""
-        return self._request("POST", _path(group, "interrupt"), _given(cell=cell))
+        again = cell is not None  # another than the first might be running by then
+        return self._request("POST", _path(group, "interrupt"), _given(cell=cell), again=again)
+
+    def stacks(self, group="default", ranks=None):
+        """Where the ranks are, also while they compute, wait or are stuck; takes at most 2 s.
+
+        {"group", "summary": [{"where", "user", "ranks"}], "differ": [ranks], "ranks": [{"rank",
+        "pid", "state", "where", "user", "problem", "threads", "text"}]}. summary: the ranks by
+        place, most of them first; differ: who is not there. user: the line of a cell, {"cell",
+        "execution_count", "line", "function", "source"}, or None. Frames are innermost first.
+        """
+        return self._request("GET", _path(group, "stacks"), ranks=ranks)
 
     def execute(self, code, group="default", ranks=None, timeout_s=None, on_event=None, **more):
         """Runs code on ranks; returns a Cell, an iterator of event dicts that ends with `done`.
@@ -111,7 +127,8 @@ class Client:
         the iterator: dropping that stops nothing.
         """
         cell = Cell(self, group)
-        cell._open(op="execute", code=code, ranks=ranks, timeout_s=timeout_s, **more)
+        more |= {"idempotency_key": uuid.uuid4().hex, "ranks": ranks, "timeout_s": timeout_s}
+        cell._ask(op="execute", code=code, **more)
         if on_event is None:
             return cell
         for event in cell:
@@ -122,7 +139,7 @@ class Client:
         """Starts code without waiting; returns {"group", "cell", "first_seq", "position"}."""
         headers = {"Prefer": "respond-async", "Idempotency-Key": uuid.uuid4().hex}
         body = _given(code=code, ranks=ranks, timeout_s=timeout_s, **more)
-        return self._request("POST", _path(group, "cells"), body, headers=headers)
+        return self._request("POST", _path(group, "cells"), body, headers=headers, again=True)
 
     def events(self, group="default", cell=None, after=0):
         """Replays a cell's events past sequence number `after`, then follows it to `done`.
@@ -130,7 +147,7 @@ class Client:
         With no cell: all events of the group, without an end.
         """
         stream = Cell(self, group, cell, after)
-        stream._resume()
+        stream._ask(**stream._rest())
         return stream
 
     def cells(self, group="default"):
@@ -148,7 +165,8 @@ class Client:
         Functions, lambdas and classes of the notebook travel by value, tensors to the CPU; see
         payload.dump. Raises DdipError naming the value that cannot be sent.
         """
-        return self._request("POST", _path(group, "namespace"), _dump(values), ranks=ranks)
+        body = _dump(values)
+        return self._request("POST", _path(group, "namespace"), body, ranks=ranks, again=True)
 
     def pull(self, names, group="default", rank=0):
         """The values of names on a rank: one value for a str, {name: value} for a list.
@@ -161,29 +179,44 @@ class Client:
             return [self.pull(names, group, each) for each in range(size)]
         wanted = [names] if isinstance(names, str) else list(names)
         body = {"pull": wanted, "rank": rank}
-        values = payload.load(self._request("POST", _path(group, "namespace"), body))
+        answer = self._request("POST", _path(group, "namespace"), body, again=True)
+        values = payload.load(answer)
         return values[names] if isinstance(names, str) else values
 
-    def variables(self, group="default", rank=0):
-        """A rank's variables: a list of {name, type, shape, dtype, device, size_bytes, repr}."""
-        return self._request("GET", _path(group, "namespace"), rank=rank)["variables"]
+    def variables(self, group="default", rank=0, wait=True):
+        """A rank's variables: a list of {name, type, shape, dtype, device, size_bytes, repr}.
+
+        At most 1000. wait=False: as they are now, also while a cell runs; DdipError 504 if the
+        rank has not answered within 0.4 s.
+        """
+        now = None if wait else "false"
+        return self._request("GET", _path(group, "namespace"), rank=rank, wait=now)["variables"]
 
     def complete(self, code, cursor_pos=None, group="default", rank=0):
         """Jupyter's complete_reply content. cursor_pos: in characters, else the end."""
         at = len(code) if cursor_pos is None else cursor_pos
         body = {"code": code, "cursor_pos": at, "rank": rank}
-        return self._request("POST", _path(group, "complete"), body)
+        return self._request("POST", _path(group, "complete"), body, again=True)
 
     def inspect(self, code, cursor_pos=None, group="default", rank=0, detail_level=0):
         """Jupyter's inspect_reply content."""
         at = len(code) if cursor_pos is None else cursor_pos
         body = {"code": code, "cursor_pos": at, "rank": rank, "detail_level": detail_level}
-        return self._request("POST", _path(group, "inspect"), body)
+        return self._request("POST", _path(group, "inspect"), body, again=True)
 
-    def _request(self, method, path, body=None, *, headers=(), timeout=None, **query):
+    def _request(self, method, path, body=None, *, headers=(), timeout=None, again=False, **query):
+        """again: it may be sent twice, as what only reads, sets the same, or has a key."""
         query = {key: _text(value) for key, value in _given(**query).items()}
         path = f"/v1{path}" + (f"?{urlencode(query, safe=',')}" if query else "")
-        return request(self.endpoint, method, path, body, headers, timeout)
+        with Absence(self) as absence:
+            while True:
+                try:
+                    return request(self.endpoint, method, path, body, headers, timeout)
+                except NotRunning as error:
+                    if error.sent and not again and method != "GET":
+                        error.hint = "whether it was done is not known: look, then ask again"
+                        raise
+                    absence.wait(error)
 
     def _socket(self):
         try:
@@ -215,10 +248,12 @@ class Cell:
 
     def __next__(self):
         while not self._ended:
+            if self._socket is None:
+                self._resume()
             try:
                 event = self._receive()
-            except ConnectionError:
-                self._reconnect()
+            except ConnectionError as error:
+                self._resume(error)
                 continue
             if event.get("seq", 0) <= self.seq:
                 continue
@@ -240,8 +275,6 @@ class Cell:
         self._drop()
 
     def _receive(self):
-        if self._socket is None:
-            self._resume()
         timeout = None if self.deadline is None else self.deadline - time.monotonic()
         try:
             return self._socket.receive(timeout)
@@ -249,11 +282,32 @@ class Cell:
             self._drop()
             raise
 
-    def _resume(self):
+    def _rest(self):
+        """The request for the events that have not come yet."""
         if self.cell is None:
-            self._open(op="group_events", after=self.seq)
-        else:
-            self._open(op="cell_events", cell=self.cell, after=self.seq)
+            return {"op": "group_events", "after": self.seq}
+        return {"op": "cell_events", "cell": self.cell, "after": self.seq}
+
+    def _resume(self, error=None):
+        try:
+            self._ask(error, **self._rest())
+        except NotRunning as lost:
+            raise self._lost(lost.detail) from lost
+
+    def _ask(self, error=None, **message):
+        """Opens, as often as it takes. error: why the connection there was is gone."""
+        with Absence(self._client, self.deadline) as absence:
+            while True:
+                if error is not None:
+                    absence.wait(error)
+                try:
+                    return self._open(**message)
+                except NotRunning as lost:
+                    error = lost
+                except DdipError as refusal:  # a daemon that is just starting or ending
+                    if error is None or refusal.status != 503:
+                        raise
+                    error = refusal
 
     def _open(self, **message):
         """Sends a request about our group on a WebSocket of our own, and takes its answer."""
@@ -266,7 +320,8 @@ class Cell:
         except ConnectionError as error:
             self._drop()
             why = f"ddipd closed the connection before it answered ({error})"
-            raise NotRunning(why, hint="the cells of the group say whether it runs") from error
+            hint = "whether it was done is not known: look, then ask again"
+            raise NotRunning.after_sending(why, hint=hint) from error
         except BaseException:
             self._drop()
             raise
@@ -276,25 +331,13 @@ class Cell:
             raise from_problem(answer["status"], body)
         self.cell, self.position = body.get("cell", self.cell), body.get("position")
 
-    def _reconnect(self):
-        pause, started = 0.05, time.monotonic()
-        while True:
-            try:
-                return self._resume()
-            except DdipError as error:
-                if not isinstance(error, NotRunning) and error.status != 503:
-                    raise
-                now = time.monotonic()
-                if now - started > RETRY_S or (self.deadline and now > self.deadline):
-                    raise self._lost() from error
-            time.sleep(pause)
-            pause = min(2 * pause, 2.0)
-
-    def _lost(self):
+    def _lost(self, why):
         where = f"ddipd at {self._client.endpoint}"
+        if self.cell is None:
+            return NotRunning(f"lost {where}; the events of {self.group!r} may go on ({why})")
         what = f"cell {self.cell} of group {self.group!r}"
-        hint = f"attach again later: %dipattach {self.cell}, or Client.events"
-        return NotRunning(f"lost {where}; {what} may still be running", hint=hint)
+        hint = f"attach again when it is back: %dipattach {self.cell}, or Client.events"
+        return NotRunning(f"lost {where}; {what} may still be running ({why})", hint=hint)
 
     def _release(self):
         """Hands the connection back: nothing more is expected on it."""

@@ -21,11 +21,34 @@ class Autodip:
         self._shell.input_transformers_cleanup.append(self.transform)
         self._shell.events.register("pre_run_cell", self._begins)
         self._shell.events.register("post_run_cell", self._ended)
+        prompts = getattr(self._shell, "prompts", None)  # a terminal's
+        if prompts is not None:
+            plain = prompts.in_prompt_tokens
+            prompts.in_prompt_tokens = lambda: self._mark(plain())
 
     def remove(self):
         self._shell.input_transformers_cleanup.remove(self.transform)
         self._shell.events.unregister("pre_run_cell", self._begins)
         self._shell.events.unregister("post_run_cell", self._ended)
+        prompts = getattr(self._shell, "prompts", None)
+        if prompts is not None:
+            vars(prompts).pop("in_prompt_tokens", None)
+
+    def _mark(self, tokens):
+        """The prompt of a terminal, which shows that autodip is on."""
+        return [(tokens[-1][0], "(dip) "), *tokens] if self.prefix else tokens
+
+    def remote(self, code):
+        """(flags of %%dip, where the ranks' code starts) of a cell, None if all of it runs here."""
+        lines = code.splitlines(keepends=True)
+        at = next((i for i, line in enumerate(lines) if line.strip()), None)
+        magic, *flags = lines[at].split(None, 1) if at is not None else [""]
+        if magic == "%%dip":
+            flags = "".join(flags)
+            return None if self._is_local(flags) else (flags, len("".join(lines[: at + 1])))
+        if self.prefix and not magic.startswith("%"):
+            return self.prefix.removeprefix("%%dip"), 0
+        return None
 
     def transform(self, lines):
         """The lines of a cell -> the lines to run; line numbers of a local cell stay."""

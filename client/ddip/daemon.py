@@ -10,6 +10,7 @@ from .errors import DdipError, NotRunning
 from .transport import Endpoint, request
 
 START_S = 15.0
+OTHER = "another ddipd"  # what the second of two that are started at once says
 
 
 def runtime_dirs():
@@ -86,7 +87,19 @@ def _read(directory, name):
         return None
 
 
-def start():
+def start_again(endpoint):
+    """Starts the private daemon of that Endpoint again; False if it was ended on purpose.
+
+    One that ends in order, and its groups with it, takes its token away.
+    """
+    directory = os.path.dirname(endpoint.path)
+    if not os.path.exists(os.path.join(directory, "token")):
+        return False
+    start(directory)
+    return True
+
+
+def start(directory=None):
     """Starts a private daemon that outlives this process; returns its Endpoint when it is ready.
 
     The binary is $DDIPD, else `ddipd` on PATH; its log is ddipd.log (0600) in the runtime dir.
@@ -98,7 +111,7 @@ def start():
             f"no ddipd is running, and none can be started: {binary or 'no `ddipd` on PATH'}",
             hint="install ddipd, or set DDIPD to the path of its binary",
         )
-    directory = os.path.abspath(runtime_dirs()[0])
+    directory = os.path.abspath(directory or runtime_dirs()[0])
     os.makedirs(directory, mode=0o700, exist_ok=True)
     if not _trusted(directory):
         raise NotRunning(f"{directory} belongs to another user: not starting ddipd there")
@@ -127,7 +140,7 @@ def _wait_ready(process, directory, log):
             request(endpoint, "GET", "/readyz", timeout=START_S)
             return endpoint
         except (DdipError, TimeoutError):
-            if exited:
+            if exited and OTHER not in _tail(log):
                 break
         time.sleep(0.02)
     how = f"exited with status {process.returncode}" if exited else f"is not ready in {START_S:g} s"

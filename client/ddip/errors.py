@@ -19,7 +19,15 @@ class DdipError(Exception):
 
 
 class NotRunning(DdipError, ConnectionError):
-    """No daemon answers, or it stopped answering."""
+    """No daemon answers, or it stopped answering. sent: it may have got what was asked."""
+
+    sent = False
+
+    @classmethod
+    def after_sending(cls, *args, **fields):
+        error = cls(*args, **fields)
+        error.sent = True
+        return error
 
 
 class RankError(DdipError):
@@ -69,7 +77,7 @@ class DdipCellError(Exception):
             lines.append(
                 f"`%makedip -r {lost}` starts what was lost again; `%makedip` shows the group"
             )
-        return lines + [self.note] if self.note else lines or [str(self)]
+        return lines + self.note.splitlines() if self.note else lines or [str(self)]
 
 
 class DdipInterrupted(DdipCellError, KeyboardInterrupt):

@@ -113,7 +113,8 @@ def request(endpoint, method, path, body=None, headers=(), timeout=None):
     except (http.client.HTTPException, OSError) as error:
         if isinstance(error, DdipError):
             raise
-        raise NotRunning(f"lost the connection to ddipd at {endpoint} ({error!r})") from error
+        why = f"lost the connection to ddipd at {endpoint} ({error!r})"
+        raise NotRunning.after_sending(why) from error
     finally:
         connection.close()
 
@@ -175,6 +176,7 @@ class WebSocket:
         except websocket.WebSocketBadStatusException as error:
             raise self._refusal(error) from None
         except (websocket.WebSocketException, OSError) as error:
+            self._sock.close()
             raise NotRunning(f"no WebSocket at {endpoint} ({error})") from error
 
     def _refusal(self, error):
@@ -209,7 +211,12 @@ class WebSocket:
         while (text := self._take()) is None:
             if timeout is not None:
                 self._sock.settimeout(max(timeout, 0.001))
-            chunk = self._sock.recv(262144)
+            try:
+                chunk = self._sock.recv(262144)
+            except OSError as error:
+                if isinstance(error, TimeoutError) and error.errno is None:
+                    raise  # our own timeout, not a peer that keep-alive found dead
+                raise ConnectionResetError(str(error)) from error
             if not chunk:
                 raise ConnectionResetError("the daemon closed the connection")
             self._buffer += chunk

@@ -3,7 +3,10 @@
 cells. What the real daemon answers is in tests/e2e/test_magics.py."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from ddip import magics
@@ -90,11 +93,23 @@ def test_cell_runs_on_the_ranks(shell, script, capsys):
 
 
 def test_flags_of_dip(shell, script, capsys):
-    ok(shell, "%%dip --ranks 1,0 --name g --timeout 2.5 -S all -a freeze\nx\n")
+    ok(shell, "%%dip --ranks 1,0 --name g --timeout 2.5 -S all -a \"f 'a b'\"\nx\n")
     asked = script.cells[0]
     assert (asked["group"], asked["ranks"], asked["timeout_s"]) == ("g", [1, 0], 2.5)
-    shown = capsys.readouterr()
-    assert shown.out == "[0] x\n[1] x\n" and "--appcmd is ignored" in shown.err
+    assert (
+        capsys.readouterr().out == "[0] x\n[1] x\n" and script.cells[-1]["app_command"] == "f 'a b'"
+    )
+
+
+def test_a_command_for_the_app_alone(shell, script):
+    ok(shell, "%dip -a \"f 'a b'\" --ranks 1\n")
+    ok(shell, "%%dip -a f\n\n")
+    assert codes(script) == ["", ""] and script.cells[0]["ranks"] == [1]
+    assert [each["app_command"] for each in script.cells] == ["f 'a b'", "f"]
+    for line in ("%dip", "%dip -a f local"):
+        result = shell.run_cell(line)
+        assert "%dip runs no code" in str(result.error_in_exec)
+    assert len(script.cells) == 2
 
 
 @pytest.mark.parametrize(
@@ -159,6 +174,41 @@ def test_autodip_prefixes_plain_cells_only(shell, script, capsys):
     ok(shell, "%autodip off")
     ok(shell, "x = 3")
     assert shell.user_ns["x"] == 3 and len(script.cells) == 2
+
+
+def test_autodip_says_its_state(shell, script, capsys):
+    for line, said in (
+        ("%autodip", "autodip: off\n"),
+        (
+            "%autodip on",
+            "autodip: on, cells run as `%%dip`; those whose first line starts with % run here\n",
+        ),
+        ("%autodip", "autodip: on, cells run as `%%dip`\n"),
+        ("%autodip off", "autodip: off\n"),
+    ):
+        ok(shell, line)
+        assert capsys.readouterr().out == said
+    script.answers["GET /v1/groups/default"] = (200, GROUP)
+    for state in ("on", "off"):
+        ok(shell, f"%autodip {state}")
+        ok(shell, "%makedip -i")
+        assert f"autodip: {state}" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_the_prompt_of_a_terminal_shows_autodip(tmp_path):
+    """In a real one, in the mode that reads lines."""
+    lines = "%load_ext ddip\n%autodip on\n%autodip off\n%autodip on\n%unload_ext ddip\n"
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path), "TERM": "dumb"}
+    done = subprocess.run(
+        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner", "-i"],
+        input=lines,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    prompts = re.findall(r"(?:\(dip\) )?In \[\d\]", re.sub(r"\x1b\[[0-9;]*m", "", done.stdout))
+    assert prompts[:6] == ["In [1]", "In [2]", "(dip) In [3]", "In [4]", "(dip) In [5]", "In [6]"]
 
 
 def test_autodip_leaves_nested_and_silent_code_alone(shell, script):
@@ -318,16 +368,16 @@ def test_second_interrupt_leaves_the_cell(shell, script, capsys, monkeypatch):
     assert "cell 7 is still going on; `%dipattach 7` shows it" in capsys.readouterr().out
 
 
-def test_interrupt_of_a_waiting_cell_stops_no_other(shell, script, capsys, monkeypatch):
-    def follow(self, cell):
+def test_interrupt_of_a_start_says_what_goes_on(shell, script, capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    script.answers["GET /v1/groups/default"] = (200, GROUP)
-    script.answers["GET /v1/groups/default/cells/7"] = (200, {"cell": 7, "state": "queued"})
-    monkeypatch.setattr(magics.Renderer, "follow", follow)
-    assert isinstance(shell.run_cell("%%dip\nx\n").error_in_exec, KeyboardInterrupt)
-    assert "it waits in the queue" in capsys.readouterr().out
-    assert not [call for call, _ in script.bodies if call.startswith("POST")]
+    script.answers["GET /v1/groups/train"] = (404, {"status": 404, "detail": "there is none"})
+    monkeypatch.setattr(magics.Client, "create_group", interrupted)
+    error = shell.run_cell("%makedip -n 2 --name train").error_in_exec
+    assert isinstance(error, KeyboardInterrupt)
+    shown = capsys.readouterr().out
+    assert "group 'train' goes on starting" in shown and "`%makedip -k --name train`" in shown
 
 
 def test_loading_twice_and_unloading(shell, script):
@@ -343,6 +393,63 @@ def test_loading_twice_and_unloading(shell, script):
 
 
 def test_help_texts(shell, capsys):
-    for name in ("makedip", "dipush", "dipull", "autodip", "dipattach", "dipinfo"):
+    for name in ("makedip", "dipush", "dipull", "autodip", "dipattach", "dipstack", "dipinfo"):
         assert f"%{name}" in shell.find_line_magic(name).__doc__
     assert "here, then on the ranks" in shell.find_cell_magic("dip").__doc__
+
+
+def _rank_stack(rank, line, source):
+    user = {"cell": 7, "execution_count": 3, "line": line, "function": "f", "source": source}
+    frames = [
+        {"file": "/lib/torch/x.py", "line": 12, "function": "all_reduce", "cell": None},
+        {"file": "Cell In[3]", "line": line, "function": "f", "cell": 7},
+        {"file": "Cell In[3]", "line": 20, "function": "<module>", "cell": 7},
+        {"file": "/lib/IPython/shell.py", "line": 1, "function": "run_code", "cell": None},
+    ]
+    thread = {"thread": "0x1", "name": "MainThread", "current": True, "frames": frames}
+    where = {"where": f"Cell In[3], line {line}", "user": user}
+    text = f"[{rank}] busy, all of it\n  thread MainThread (0x1)\n"
+    return {"rank": rank, "pid": 1, "state": "busy", **where, "threads": [thread], "text": text}
+
+
+def test_dipstack(shell, script, capsys):
+    ranks = [
+        _rank_stack(r, 5 if r == 1 else 7, "sleep()" if r == 1 else "wait()") for r in (0, 1, 2)
+    ]
+    gone = {
+        "rank": 3,
+        "where": "the rank is dead",
+        "user": None,
+        "threads": [],
+        "text": "[3] dead\n",
+    }
+    summary = [
+        {**{key: ranks[0][key] for key in ("where", "user")}, "ranks": [0, 2]},
+        {**{key: ranks[1][key] for key in ("where", "user")}, "ranks": [1]},
+        {"where": "the rank is dead", "user": None, "ranks": [3]},
+    ]
+    answer = {"group": "default", "summary": summary, "differ": [1, 3], "ranks": [*ranks, gone]}
+    script.answers["GET /v1/groups/default/stacks"] = (200, answer)
+    ok(shell, "%dipstack")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "ranks 0, 2: Cell In[3], line 7: wait()",
+        "rank 1: Cell In[3], line 5: sleep()   <- differs",
+        "rank 3: the rank is dead   <- differs",
+    ]
+    assert lines[3:8] == [
+        "",
+        "rank 0, innermost first:",
+        "  /lib/torch/x.py, line 12, in all_reduce",
+        "  Cell In[3], line 7, in f",
+        "  Cell In[3], line 20, in <module>",
+    ]
+    assert lines[9] == "rank 1, innermost first:" and len(lines) == 13
+    ok(shell, "%dipstack --full")
+    assert capsys.readouterr().out.count("all of it") == 3
+    script.answers["GET /v1/groups/default/stacks?ranks=1"] = (200, {**answer, "differ": []})
+    ok(shell, "%dipstack --ranks 1")
+    assert "differs" not in capsys.readouterr().out
+    script.answers.clear()
+    with pytest.raises(DdipError, match="no such group"):
+        ok(shell, "%dipstack")

@@ -2,7 +2,7 @@
 """Events to display, and errors to one exception. No daemon, no kernel."""
 
 import pytest
-from ddip import render
+from ddip import lanes, render
 from ddip.errors import DdipCellError, DdipInterrupted
 
 
@@ -14,7 +14,8 @@ def shown(monkeypatch):
     def publish(data, metadata=None, *, transient=None, update=False):
         published.append((data, transient or {}, update))
 
-    monkeypatch.setattr(render, "publish_display_data", publish)
+    for module in (render, lanes):
+        monkeypatch.setattr(module, "publish_display_data", publish)
     monkeypatch.setattr(render, "clear_output", lambda wait: published.append(("clear", wait)))
     return published
 
@@ -83,20 +84,82 @@ def test_output_of_the_daemon_itself_is_always_shown(capsys):
 
 
 def test_bars_of_several_ranks_are_updated_in_place(capsys, shown):
-    events = [stream(f"\r{i}0%", rank, "stderr") for i in range(3) for rank in (0, 1)]
-    events += [stream("\r100%\nend\n", rank, "stderr") for rank in (0, 1)]
+    """In one display, in the order of the ranks, whoever begins."""
+    events = [stream(f"\r{i}0%", rank, "stderr") for i in range(3) for rank in (1, 0)]
+    events += [stream("\r100%\nend\n", rank, "stderr") for rank in (1, 0)]
     run(*events, done(), see=None)
+    run(stream("\r1%\r2%\nline\r\n"), done(), see=None)  # a bar that comes at once, and none
+    *shown, (whole, _, update) = shown
+    assert whole["text/plain"] == "[0] 2%" and not update
     texts = [data["text/plain"] for data, _, _ in shown]
-    assert texts[:2] == ["[0] 00%", "[1] 00%"] and texts[-2:] == ["[0] 100%", "[1] 100%"]
-    assert [update for _, _, update in shown] == [False, False] + [True] * 6
-    assert len({transient["display_id"] for _, transient, _ in shown}) == 2
-    assert capsys.readouterr().err == "[0] end\n[1] end\n"
+    assert texts[:3] == ["[1] 00%", "[0] 00%\n[1] 00%", "[0] 00%\n[1] 10%"]
+    assert texts[-1] == "[0] 100%\n[1] 100%"
+    assert [update for _, _, update in shown] == [False] + [True] * 7
+    assert len({transient["display_id"] for _, transient, _ in shown}) == 1
+    assert tuple(capsys.readouterr()) == ("[0] line\n", "[1] end\n[0] end\n")
+
+
+def test_next_bar_of_a_rank_stands_below(capsys, shown):
+    """Also when another rank is still at its first one, and after a line of its own."""
+    events = [stream("\ra"), stream("\n"), stream("\rb"), stream("\rc", 1), stream("\n", 1)]
+    events += [stream("line\n", 1), stream("\re", 1), stream("\rB")]
+    run(*events, done(), see=None)
+    ids = [transient["display_id"] for _, transient, _ in shown]
+    texts = {i: data["text/plain"] for i, (data, _, _) in zip(ids, shown, strict=True)}
+    assert list(texts.values()) == ["[0] a", "[0] B\n[1] c", "[1] e"]
+
+
+def test_bars_in_a_terminal_share_its_last_line(capsys, monkeypatch):
+    monkeypatch.setattr(lanes, "_in_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", "24")
+    events = [stream("\r10%", 1), stream("\r20%"), stream("\r90%\n", 1), stream("\r95%\nend\n")]
+    run(*events, done(), see=None)
+    *drawn, last = capsys.readouterr().out.split("\r")
+    assert [each.rstrip() for each in drawn] == [
+        "",
+        "[1] 10%",
+        "[0] 20%  [1] 10%",
+        "[0] 20%  [1] 90%",
+    ]
+    assert last.split("\n") == ["[0] 95%  [1] 90%".ljust(23), "[0] end", ""]
 
 
 def test_line_without_end_is_bounded(capsys):
     run(*[stream("x" * 10_000)] * 20, done(), see=None)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and sum(len(line) - 4 for line in lines) == 200_000
+
+
+def test_long_output_is_bounded_and_its_end_shown(capsys, monkeypatch):
+    monkeypatch.setenv("DDIP_OUTPUT_LIMIT", "1000")
+    lines = [f"line {i:04}\n" for i in range(1000)]  # of 10 characters
+    run(*map(stream, lines), done(), way="%dipattach 7 --full")
+    out, err = capsys.readouterr()
+    assert out == "".join(lines[:100] + lines[800:])
+    assert err.splitlines() == [
+        "ddip: more than 1000 characters; the end will be shown, `%dipattach 7 --full` shows all",
+        "ddip: 7000 characters left out here; `%dipattach 7 --full` shows all",
+    ]
+    run(*map(stream, lines), done(), full=True)
+    assert tuple(capsys.readouterr()) == ("".join(lines), "")
+    monkeypatch.setenv("DDIP_OUTPUT_LIMIT", "0")
+    run(*map(stream, lines), done(), see=None)
+    assert capsys.readouterr().out.count("[0] line") == 1000
+
+
+def test_little_beyond_the_limit_is_shown_whole(capsys, monkeypatch):
+    monkeypatch.setenv("DDIP_OUTPUT_LIMIT", "1000")
+    run(stream("x" * 1000 + "\n"), stream("y\n"), done())
+    out, err = capsys.readouterr()
+    assert out == "x" * 1000 + "\ny\n" and "left out" not in err
+
+
+def test_bar_is_as_long_as_what_is_seen_of_it(capsys, monkeypatch):
+    monkeypatch.setenv("DDIP_OUTPUT_LIMIT", "1000")
+    bars = [stream(f"\r{i:05}%{'#' * 50}") for i in range(500)]
+    run(*bars, stream("\nend\n"), done())
+    out, err = capsys.readouterr()
+    assert out.count("%") == 500 and out.endswith("\nend\n") and not err
 
 
 def test_rich_output(shown):
@@ -147,8 +210,18 @@ def test_waiting_is_never_silent(capsys):
 
 
 def test_unknown_events_are_ignored(capsys):
-    run({"type": "gap", "rank": None}, {"type": "rank_done", "rank": 0}, done()).check()
+    run({"type": "novelty", "rank": None}, {"type": "rank_done", "rank": 0}, done()).check()
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_missing_is_told(capsys):
+    gap = {"type": "gap", "rank": None, "dropped_events": 7, "reason": "the journal's limit"}
+    run(gap, {"type": "gap", "rank": 0, "dropped_events": 0, "dropped_bytes": 5}, done()).check()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "ddip: 7 events are missing here: the journal's limit",
+        "ddip: rank 0: 0 events, 5 bytes are missing here",
+    ]
 
 
 def test_error_of_an_unseen_rank_is_shown():
@@ -193,3 +266,45 @@ def test_interrupt_is_a_keyboard_interrupt():
     raised = renderer.error(DdipInterrupted, "KeyboardInterrupt")
     assert isinstance(raised, KeyboardInterrupt)
     assert raised._render_traceback_()[-1] == "KeyboardInterrupt"
+
+
+def place(where, source, *ranks):
+    user = {"cell": 7, "execution_count": 3, "line": 7, "function": "f", "source": source}
+    return {"where": where, "user": user if source else None, "ranks": list(ranks)}
+
+
+def stopping(before, *places):
+    stacks = {"before": before, "stacks": list(places), "differ": []}
+    return {"type": "status", "rank": None, "execution_state": "stopping", **stacks}
+
+
+def test_where_stopped_ranks_were(capsys):
+    _, text = failure(
+        error(1),
+        stopping(
+            "interrupt",
+            place("Cell In[3], line 7", "dist.all_reduce(x)", 0, 2),
+            place("Cell In[3], line 9", "time.sleep(9)", 3),
+        ),
+        stopping("abort", place("Cell In[3], line 8", "dist.barrier()", 2)),
+        stopping("kill", place("no answer within 2 s: the process is stopped (state T)", None, 4)),
+        done("error", _0="interrupted", _1="error", _2="interrupted", _3="interrupted", _4="lost"),
+    )
+    assert "--- rank 1 ---" in text and capsys.readouterr().err == ""
+    assert text.splitlines()[-4:] == [
+        "rank 0 was at Cell In[3], line 7: dist.all_reduce(x)",
+        "rank 2 was at Cell In[3], line 8: dist.barrier()",  # the latest word
+        "rank 3 was at Cell In[3], line 9: time.sleep(9)",
+        "rank 4: no answer within 2 s: the process is stopped (state T)",
+    ]
+
+
+def test_ranks_at_one_place_share_a_line():
+    at = place("Cell In[3], line 7", "dist.all_reduce(x)", 0, 2)
+    renderer = render.Renderer()
+    for event in (error(1), stopping("interrupt", at), done("error", _1="error")):
+        renderer.handle(event)
+    told = renderer.error(DdipInterrupted, "KeyboardInterrupt: it ended").note
+    assert told == (
+        "KeyboardInterrupt: it ended\nranks 0, 2 were at Cell In[3], line 7: dist.all_reduce(x)"
+    )

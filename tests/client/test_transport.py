@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests, WebSockets and the resuming Cell over real sockets."""
 
+import errno
 import json
 import os
 import stat
@@ -8,7 +9,7 @@ import threading
 import time
 
 import pytest
-from ddip import api, daemon, payload, transport
+from ddip import api, daemon, payload, retry, transport
 from ddip.errors import DdipError, NotRunning, RankError
 from fake_daemon import FakeDaemon, frame
 
@@ -207,7 +208,7 @@ def test_cut_connection_resumes_without_gap_or_repetition(path):
 
 
 def test_daemon_that_stays_away_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "RETRY_S", 0.2)
+    monkeypatch.setattr(retry, "RETRY_S", 0.2)
 
     def talk(ws):
         ws.send({"id": ws.request()["id"], "status": 202, "body": {"cell": 3}}, event(1))
@@ -235,6 +236,44 @@ def test_daemon_that_comes_back_is_found(tmp_path):
 
     fake = FakeDaemon(tmp_path / "d.sock", talk=talk)
     assert [each["seq"] for each in client_of(fake).execute("x")] == [1, 2, 3]
+
+
+def test_pauses_grow_to_a_limit_and_differ(monkeypatch):
+    """No crowd of clients at a daemon that is just back, and none that waits for minutes."""
+    clock, pauses = [0.0], []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(retry.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(retry.time, "sleep", sleep)
+    told = []
+    client = api.Client(transport.Endpoint.parse("/nowhere"), told.append)
+    lost = NotRunning.after_sending("gone")
+    with pytest.raises(NotRunning) as caught, retry.Absence(client) as absence:
+        while True:
+            absence.wait(lost)
+    assert caught.value is lost and clock[0] == pytest.approx(retry.RETRY_S)
+    assert pauses[0] < 0.08 and 2 < max(pauses) <= 3 and len(set(pauses)) == len(pauses)
+    assert "".join(told).endswith("waiting up to 60 s for it ... not yet\n")
+    with pytest.raises(NotRunning), retry.Absence(client) as absence:
+        for _ in range(1000):
+            absence.wait(NotRunning("not there"))
+    assert clock[0] == pytest.approx(retry.RETRY_S + retry.KNOCK_S)
+
+
+def test_peer_that_keep_alive_finds_dead_is_a_lost_connection():
+    """The kernel says ETIMEDOUT, in Python a TimeoutError; the deadline's has no errno."""
+
+    class Dead:
+        def recv(self, size):
+            raise TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+
+    socket = transport.WebSocket.__new__(transport.WebSocket)
+    socket._sock, socket._buffer = Dead(), bytearray()
+    with pytest.raises(ConnectionError):
+        socket.receive()
 
 
 def test_deadline_then_iterating_on():
