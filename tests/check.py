@@ -3,7 +3,8 @@
 """Runs every check in order and ends with one line of counts: what `make check` and CI run.
 
 With --asan the daemon, the worker library and the unit tests are built with AddressSanitizer and
-UndefinedBehaviorSanitizer, and the unit and end-to-end tests run against those.
+UndefinedBehaviorSanitizer, and the unit and end-to-end tests run against those. With --fastai-v1
+only the tests of that app run, with the interpreter that runs this.
 """
 
 import argparse
@@ -16,10 +17,24 @@ import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+CHAOS_STEPS, CHAOS_SEEDS = 40, (1, 2, 3)
+# Files of tests/e2e that run side by side with the others: most tests wait more than they compute.
+LANES = {
+    "e2e-apps": (
+        *("apps", "contract", "fastai", "lessons", "libraries", "parallel", "quickstart"),
+        "leftovers",  # waits, where the others compute
+    ),
+    "e2e-restarts": (
+        *("deaths", "idempotency", "reconnect", "record", "restart"),
+        *("feel", "jupyterlab", "magics"),  # notebooks
+    ),
+}
+LOCK = threading.Lock()  # of results, and of the output of one run after another
 UNIT_SECONDS = 300  # one test program; one that takes longer hangs
 REAL_LIBRARIES = {"DDIP_REAL_CUDART": "libcudart.so.*", "DDIP_REAL_NCCL": "libnccl.so.*"}
 ASAN_BUILD = {
@@ -177,18 +192,46 @@ def read_junit(xml: Path, results: Results) -> None:
             results.add(name, True)
 
 
-def pytest(folder: str, build: Path, results: Results, *options: str) -> None:
-    xml = ROOT / build / "check" / f"{Path(folder).name}.xml"
+def pytest(name: str, paths: list[str], build: Path, results: Results, *options: str) -> None:
+    xml = ROOT / build / "check" / f"{name}.xml"
     xml.parent.mkdir(parents=True, exist_ok=True)
     xml.unlink(missing_ok=True)
-    before = len(results.failed)
     flags = ["-q", "--durations=10", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     flags += [f"--junitxml={xml}", *options]
-    status = call(sys.executable, "-m", "pytest", *flags, folder)
-    if xml.exists():
-        read_junit(xml, results)
-    if status and len(results.failed) == before:
-        results.add(folder, False, f"pytest ended with status {status}")
+    log = xml.with_suffix(".log")
+    with open(log, "w") as out:
+        command = [sys.executable, "-m", "pytest", *flags, *paths]
+        status = call(*command, stdout=out, stderr=subprocess.STDOUT)
+    with LOCK:
+        print(log.read_text(errors="replace"), flush=True)
+        before = len(results.failed)
+        if xml.exists():
+            read_junit(xml, results)
+        if status and len(results.failed) == before:
+            results.add(name, False, f"pytest ended with status {status}")
+
+
+def e2e(build: Path, results: Results, *options: str) -> None:
+    """In lanes; then those tests that time something, when nothing else runs."""
+    left = {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/e2e/test_*.py")}
+    lanes = {lane: [f"tests/e2e/test_{n}.py" for n in names] for lane, names in LANES.items()}
+    lanes["e2e"] = sorted(left.difference(*lanes.values()))
+    with ThreadPoolExecutor() as pool:
+        options = ["-m", "not alone", *options]
+        runs = [pool.submit(pytest, n, p, build, results, *options) for n, p in lanes.items()]
+    for run in runs:
+        run.result()
+    pytest("e2e-alone", ["tests/e2e"], build, results, *options, "-m", "alone")
+
+
+# --- chaos ----------------------------------------------------------------------------------------
+
+
+def chaos(build: Path, results: Results, *options: str) -> None:
+    for seed in CHAOS_SEEDS:
+        steps = ["--steps", CHAOS_STEPS, "--seed", seed]
+        status = call(sys.executable, "tests/chaos.py", "--build", build, *steps, *options)
+        results.add(f"chaos, seed {seed}", status == 0, f"exit status {status}")
 
 
 # --- sanitizers -----------------------------------------------------------------------------------
@@ -200,17 +243,23 @@ def prepare_asan(build: Path) -> Path:
     reports.mkdir(parents=True, exist_ok=True)
     for old in reports.iterdir():
         old.unlink()
-    find = ["gcc", "-print-file-name=libasan.so"]
-    library = subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip()
-    if not Path(library).is_absolute():
-        sys.exit("libasan.so is missing: apt-get install gcc")
+    asan, cxx = (library_of_gcc(name) for name in ("libasan.so", "libstdc++.so"))
     log = f"log_path={reports}/report"
     os.environ.update(ASAN_BUILD)
     os.environ["ASAN_OPTIONS"] = f"detect_leaks=1:abort_on_error=0:exitcode=99:{log}"
     os.environ["UBSAN_OPTIONS"] = f"print_stacktrace=1:{log}"
     # Ranks are an ordinary Python that loads a sanitized library: the daemon preloads this there.
-    os.environ["DDIP_WORKER_PRELOAD"] = str(Path(library).resolve())
+    # ASan looks for C++ when it is loaded, and ends a process that throws without it.
+    os.environ["DDIP_WORKER_PRELOAD"] = f"{asan} {cxx}"
     return reports
+
+
+def library_of_gcc(name: str) -> Path:
+    find = ["gcc", f"-print-file-name={name}"]
+    path = Path(subprocess.run(find, check=True, capture_output=True, text=True).stdout.strip())
+    if not path.is_absolute():
+        sys.exit(f"{name} is missing: apt-get install g++")
+    return path.resolve()
 
 
 def read_reports(reports: Path, results: Results) -> None:
@@ -232,9 +281,11 @@ def plain(build: Path, results: Results) -> None:
     with section("unit", results):
         unit(build, results)
     with section("client", results):
-        pytest("tests/client", build, results)
+        pytest("client", ["tests/client"], build, results)
     with section("e2e", results):
-        pytest("tests/e2e", build, results)
+        e2e(build, results)
+    with section("chaos", results):
+        chaos(build, results)
 
 
 def asan(build: Path, results: Results) -> None:
@@ -247,21 +298,28 @@ def asan(build: Path, results: Results) -> None:
     with section("unit", results):
         unit(build, results)
     with section("e2e", results):
-        pytest("tests/e2e", build, results, "--timeout=600")
+        e2e(build, results, "--timeout=600")
     with section("sanitizers", results):
         read_reports(reports, results)
+
+
+def fastai_v1(build: Path, results: Results) -> None:
+    with section("fastai-v1", results):
+        pytest("fastai-v1", ["tests/fastai_v1"], build, results)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", type=Path, default=Path("build"), help="the build folder")
     parser.add_argument("--asan", action="store_true", help="build and test with sanitizers")
+    parser.add_argument("--fastai-v1", action="store_true", help="test the app fastai_v1")
     options = parser.parse_args()
     os.environ["DDIP_BUILD"] = str((ROOT / options.build).absolute())
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of the make that runs this script
         os.environ.pop(name, None)
     results = Results()
-    (asan if options.asan else plain)(options.build, results)
+    order = asan if options.asan else fastai_v1 if options.fastai_v1 else plain
+    order(options.build, results)
     print()
     return results.close()
 

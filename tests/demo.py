@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT / "tests/e2e"))
 
 import quickstart  # noqa: E402
 from conftest import Daemon  # noqa: E402
+from kernels import UnixKernelManager  # noqa: E402
 
 GOOD_ENOUGH = 0.95
 # nbconvert's page without the scripts that it would fetch: the notebook has neither formulas nor
@@ -108,6 +109,7 @@ def run_notebook(daemon, out):
     client = Watched(
         notebook,
         kernel_name="python3",
+        kernel_manager_class=UnixKernelManager,
         timeout=120,
         extra_arguments=["--log-level=ERROR"],
         resources={"metadata": {"path": str(daemon.folder)}},

@@ -20,17 +20,18 @@ from size import ROOT, functions, sources, tool
 FLOORS = {
     6: "main server",
     5: "listener http ws",
-    4: "api api_cell api_daemon api_group api_namespace auth once record stream",
-    3: "pool group job cell rank request start ladder lease",
-    2: "output blob",
-    1: "worker hub wire launch template journal gpu nccl probe dl json frame systemd",
-    0: "config log err util",
+    4: "api api_cell api_daemon api_group api_namespace api_stacks auth record stream",
+    3: "pool group job cell rank request start store ladder release stacks roster recall adopt",
+    2: "output blob once",
+    1: "worker channel pipe hub sweep kin wire launch template journal line gpu nccl probe dl json "
+    "frame systemd oom",
+    0: "config log err util trace",
 }
 # On one floor nothing goes in circles, but for these: one noun in several files.
 TOGETHER = [
-    set("pool group job cell rank request start ladder".split()),
-    set("hub worker".split()),
-    set("api api_cell api_daemon api_group api_namespace".split()),
+    set(FLOORS[3].split()),
+    set("hub worker channel".split()),
+    set("api api_cell api_daemon api_group api_namespace api_stacks".split()),
 ]
 FLOOR = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 

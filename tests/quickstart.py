@@ -92,13 +92,19 @@ def race(run, rounds, epochs=2):
     `losses` are those of all epochs so far.
     """
     timed = TIMED.format(epochs=epochs, loop=source("train"))
+    return race_of(run, rounds, (setup(), timed), (setup(), timed))
+
+
+def race_of(run, rounds, by_torchrun, by_ddipd):
+    """The same of other code: of each side (what it runs first, timed, which sets `result`)."""
+    first, timed = by_torchrun
     with tempfile.TemporaryDirectory(prefix="ddip-") as folder:
         on_demand = ON_DEMAND.format(turns=rounds + 1, folder=folder, timed=timed)
-        run(setup())
-        with torchrun(f"{setup()}\n{on_demand}") as process:
+        run(by_ddipd[0])
+        with torchrun(f"{first}\n{on_demand}") as process:
             sides = [
                 lambda turn: json.loads(_by_torchrun(process, folder, turn)),
-                lambda turn: json.loads(run(f"{timed}\nprint(result)").splitlines()[-1]),
+                lambda turn: json.loads(run(f"{by_ddipd[1]}\nprint(result)").splitlines()[-1]),
             ]
             results = [], []
             for turn in range(rounds + 1):

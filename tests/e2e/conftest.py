@@ -5,6 +5,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -21,6 +22,56 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 20
 STOP_S = 20
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def in_time(ask, seconds=30):
+    """ask()'s answer, asked again while that is a 504: ranks have 0.4 s for one, on any machine."""
+    end = time.monotonic() + seconds
+    while (reply := ask()).status == 504 and time.monotonic() < end:
+        pass
+    return reply
+
+
+@contextlib.contextmanager
+def stopped(pid):
+    """SIGSTOP, until all threads have; SIGCONT afterwards."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        tasks = Path(f"/proc/{pid}/task")
+        wait_until(lambda: all(") T " in (t / "stat").read_text() for t in tasks.iterdir()))
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def of_type(events, type):
+    return [e for e in events if e["type"] == type]
+
+
+def printed(events, rank=0, name="stdout"):
+    """What a rank wrote to a stream. (One print() may come as several events.)"""
+    mine = (e for e in of_type(events, "stream") if (e["rank"], e["name"]) == (rank, name))
+    return "".join(e["text"] for e in mine)
+
+
+def text(cell, name=None):
+    """What a notebook's cell shows as plain text, without colours; of one stream if named."""
+    parts = []
+    for output in cell.outputs:
+        if output.output_type == "stream" and name in (None, output.name):
+            parts.append(output.text)
+        elif output.output_type == "error" and name is None:
+            parts.append("\n".join(output.traceback))
+        elif name is None and "data" in output:
+            parts.append(output.data.get("text/plain", "") + "\n")
+    return re.sub(r"\x1b\[[0-9;]*m", "", "".join(parts))
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -134,7 +185,7 @@ class Daemon:
         """Text printed by rank 0; the cell must succeed."""
         events = self.cell(group, code).events
         assert events[-1]["status"] == "ok", [e for e in events if e["type"] == "error"]
-        return "".join(e["text"] for e in events if e["type"] == "stream" and e["rank"] == 0)
+        return printed(events)
 
     def create(self, ranks=2, **body):
         reply = self.request("POST", "/v1/groups", {"ranks": ranks, **body}, timeout=120)
@@ -222,12 +273,17 @@ def group(daemon):
 def notebook(daemon, build):
     """notebook(cells, env=None): the cells run in a real kernel that finds the session's daemon."""
     import nbformat
+    from kernels import UnixKernelManager
     from nbclient import NotebookClient
 
     def run(cells, env=None, allow_errors=False, timeout=100):
         node = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
         client = NotebookClient(
-            node, timeout=timeout, kernel_name="python3", allow_errors=allow_errors
+            node,
+            timeout=timeout,
+            kernel_name="python3",
+            kernel_manager_class=UnixKernelManager,
+            allow_errors=allow_errors,
         )
         environment = {
             **os.environ,

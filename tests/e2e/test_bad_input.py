@@ -292,6 +292,8 @@ def test_strangers_at_the_workers_socket(daemon):
             connection.sendall(junk)
             if junk != b"\x01" * 10:
                 with contextlib.suppress(ConnectionResetError):
+                    said = connection.recv(100)
+                    assert said == (bytes([1, 22]) + bytes(30) if b"guess" in junk else b"")
                     assert connection.recv(100) == b""
     assert "guess" not in daemon.log.read_text()
 

@@ -8,18 +8,7 @@ import threading
 import time
 
 import pytest
-
-
-def text_of(events, rank, name="stdout"):
-    return "".join(
-        e["text"]
-        for e in events
-        if e["type"] == "stream" and (e["rank"], e["name"]) == (rank, name)
-    )
-
-
-def of_type(events, type):
-    return [e for e in events if e["type"] == type]
+from conftest import of_type, printed
 
 
 def test_curl_runs_a_cell_on_all_ranks(daemon, group):
@@ -28,7 +17,7 @@ def test_curl_runs_a_cell_on_all_ranks(daemon, group):
     curl += ["-H", "Content-Type: text/x-python", "--data-binary", 'print("hi", rank)\nrank*10']
     out = subprocess.run(curl, capture_output=True, text=True, check=True).stdout
     events = [json.loads(line) for line in out.splitlines()]
-    assert [text_of(events, r) for r in (0, 1)] == ["hi 0\n", "hi 1\n"]
+    assert [printed(events, r) for r in (0, 1)] == ["hi 0\n", "hi 1\n"]
     results = {e["rank"]: e["data"]["text/plain"] for e in of_type(events, "execute_result")}
     assert results == {0: "0", 1: "10"}
     assert {e["rank"] for e in of_type(events, "rank_done")} == {0, 1}
@@ -64,7 +53,7 @@ def test_detached_cell_and_replay(daemon, group):
     replay = daemon.request("GET", f"{where}/events?after=0")
     again = daemon.request("GET", f"{where}/events?after=0")
     assert replay.body == again.body and replay.events[-1]["type"] == "done"
-    assert text_of(replay.events, 1) == "0\n1\n2\n3\n4\n"
+    assert printed(replay.events, 1) == "0\n1\n2\n3\n4\n"
     middle = replay.events[3]["seq"]
     assert daemon.request("GET", f"{where}/events?after={middle}").events == replay.events[4:]
     resumed = daemon.request("GET", f"{where}/events", headers={"Last-Event-ID": str(middle)})
@@ -89,9 +78,10 @@ def test_client_killed_in_mid_cell_loses_nothing(daemon, group):
     events = daemon.request("GET", where).events
     assert events[0] == first and events[-1]["status"] == "ok"
     for rank in (0, 1):
-        assert text_of(events, rank) == "".join(f"{i}\n" for i in range(20))
+        assert printed(events, rank) == "".join(f"{i}\n" for i in range(20))
 
 
+@pytest.mark.alone
 def test_first_line_comes_at_once(daemon, group):
     """Printed-to-received, by the rank's own clock, which is this machine's."""
     delays = []
@@ -126,8 +116,8 @@ for i in range(20):
     events = daemon.cell(group, code).events
     for rank in (0, 1):
         want = "".join(f"python {i}\nc {i}\nfd {i}\nchild {i}\n" for i in range(20))
-        assert text_of(events, rank) == want
-        assert text_of(events, rank, "stderr") == "".join(f"stderr {i}\n" for i in range(20))
+        assert printed(events, rank) == want
+        assert printed(events, rank, "stderr") == "".join(f"stderr {i}\n" for i in range(20))
     names = [e["name"] for e in of_type(events, "stream") if e["rank"] == 0]
     assert names.count("stderr") == 20  # each came where it belongs, not all at the end
 
@@ -141,7 +131,7 @@ sys.stdout.buffer.write(b"bytes\n")
 "a" * 100_000
 """
     events = daemon.cell(group, code).events
-    assert text_of(events, 0) == "grüße \U0001f600 \x00 \x1b[31m \\udc80\né\ufffd\nbytes\n"
+    assert printed(events, 0) == "grüße \U0001f600 \x00 \x1b[31m \\udc80\né\ufffd\nbytes\n"
     assert of_type(events, "execute_result")[0]["data"]["text/plain"].count("a") == 100_000
     broken = daemon.cell(
         group, "from IPython.display import display, HTML\ndisplay(HTML('\\x00\\ud800'))"
@@ -170,7 +160,7 @@ In[-1], __name__
     assert shown["data"]["text/html"] == "<b>1</b>" and update["data"]["text/html"] == "<b>2</b>"
     assert shown["transient"] == update["transient"] == {"display_id": "x"}
     assert of_type(events, "clear_output")[0]["wait"] is True
-    assert "shell 21" in text_of(events, 0) and "Wall time" in text_of(events, 0)
+    assert "shell 21" in printed(events, 0) and "Wall time" in printed(events, 0)
     (result,) = (e for e in of_type(events, "execute_result") if e["rank"] == 0)
     assert "__main__" in result["data"]["text/plain"]
 
@@ -217,7 +207,7 @@ def test_state_stays_and_env_is_torchrun_s(daemon, group):
         "dist.get_backend(), dist.get_rank(), rank, world_size)"
     )
     events = daemon.cell(group, code).events
-    assert text_of(events, 1) == "['1', '1', '2', '2'] gloo 1 1 2\n"
+    assert printed(events, 1) == "['1', '1', '2', '2'] gloo 1 1 2\n"
 
 
 def test_subset_of_ranks(daemon, group):
@@ -225,7 +215,7 @@ def test_subset_of_ranks(daemon, group):
         "POST", f"/v1/groups/{group}/cells", {"code": "print(rank)", "ranks": [1]}
     )
     assert reply.events[0]["ranks"] == [1] and reply.events[-1]["ranks"] == {"1": "ok"}
-    assert text_of(reply.events, 1) == "1\n" and not text_of(reply.events, 0)
+    assert printed(reply.events, 1) == "1\n" and not printed(reply.events, 0)
 
 
 def test_cells_queue_in_order(daemon, group):
@@ -237,10 +227,11 @@ def test_cells_queue_in_order(daemon, group):
     third = daemon.request("POST", path, {"code": "print(x)"}).events
     queued = [e for e in of_type(third, "status") if e["execution_state"] == "queued"]
     assert queued[0]["position"] == 2
-    assert text_of(third, 0) == "1\n"
+    assert printed(third, 0) == "1\n"
     assert daemon.request("GET", first.headers["location"]).json["state"] == "done"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "code",
     [
@@ -303,13 +294,76 @@ def test_no_interrupt_is_lost(daemon, group):
     assert daemon.run(group, "print('alive')") == "alive\n"
 
 
+def check_interrupt_ends(daemon, group, code):
+    """An interrupt 0.2 s after the start ends the cell, and the ranks go on. Returns its events."""
+    reply = daemon.cell(group, code, Prefer="respond-async")
+    time.sleep(0.2)
+    daemon.request("POST", f"/v1/groups/{group}/interrupt")
+    where = reply.headers["location"]
+    started = time.monotonic()
+    events = daemon.request("GET", f"{where}/events?after=0").events
+    assert events[-1]["status"] == "interrupted" and time.monotonic() - started < 3
+    assert daemon.run(group, "print('alive')") == "alive\n"
+    return events
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [
+        """
+import time, torch
+real = torch.is_grad_enabled
+def once_slow():
+    torch.is_grad_enabled = real
+    time.sleep(0.5)
+    return real()
+torch.is_grad_enabled = once_slow
+""",
+        """
+import time
+def once_slow():
+    get_ipython().events.unregister("pre_execute", once_slow)
+    time.sleep(0.5)
+get_ipython().events.register("pre_execute", once_slow)
+""",
+    ],
+    ids=["in the rank's loop", "in a callback of IPython"],
+)
+def test_interrupt_between_a_cell_s_start_and_its_code(daemon, group, slow):
+    """A rank has the cell and is still preparing: the interrupt waits for the code."""
+    daemon.run(group, slow)
+    check_interrupt_ends(daemon, group, "print('began'); time.sleep(30)")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class Slow:\n    def __del__(self): time.sleep(0.5)\nx = Slow(); del x; time.sleep(30)",
+        """
+import gc, weakref
+class Node: pass
+until = time.monotonic() + 1  # each collection ends with a callback: Python code at last
+while time.monotonic() < until:
+    node = Node(); node.self = node; ref = weakref.ref(node, lambda ref: sum(range(99_999)))
+    del node; gc.collect()
+time.sleep(30)
+""",
+    ],
+    ids=["in __del__", "in the garbage collection"],
+)
+def test_interrupt_where_python_ignores_exceptions(daemon, group, code):
+    daemon.run(group, "import time")
+    events = check_interrupt_ends(daemon, group, code)
+    assert "ignored" not in "".join(printed(events, rank, "stderr") for rank in (0, 1))
+
+
 def test_timeout_of_a_cell(daemon, group):
     body = {"code": "import time; time.sleep(30)", "timeout_s": 0.3}
     started = time.monotonic()
     events = daemon.request("POST", f"/v1/groups/{group}/cells", body).events
     assert time.monotonic() - started < 2.5
     assert events[-1]["status"] == "interrupted"
-    (stopping,) = (e for e in of_type(events, "status") if e["execution_state"] == "stopping")
+    (stopping,) = (e for e in of_type(events, "status") if "rung" in e)
     assert stopping["rung"] == "interrupt" and "0.3 s" in stopping["reason"]
 
 
@@ -319,7 +373,7 @@ def test_idempotency_key(daemon, group):
     daemon.run(group, "n = 0")
     first = daemon.cell(group, "n += 1; print(n)", **key)
     again = daemon.cell(group, "n += 1; print(n)", **key)
-    assert first.body == again.body and text_of(again.events, 0) == "1\n"
+    assert first.body == again.body and printed(again.events, 0) == "1\n"
     other = daemon.cell(group, "n += 2", **key)
     assert other.status == 409 and key["Idempotency-Key"] in other.json["detail"]
     assert daemon.run(group, "print(n)") == "1\n"
@@ -344,7 +398,7 @@ def test_slow_reader_and_big_output(daemon, group):
     where = f"/v1/groups/{group}/cells/{slow[0]['cell']}/events?after=0"
     assert daemon.request("GET", where).events == slow
     for rank in (0, 1):
-        assert text_of(slow, rank) == "".join(f"line {i}\n" for i in range(20000))
+        assert printed(slow, rank) == "".join(f"line {i}\n" for i in range(20000))
 
 
 def test_two_readers_see_the_same(daemon, group):

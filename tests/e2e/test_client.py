@@ -100,6 +100,7 @@ def test_cell_on_one_rank(client, group):
     assert events[-1]["ranks"] == {"1": "ok"}
 
 
+@pytest.mark.alone
 def test_first_line_comes_at_once(client, group):
     started = time.monotonic()
     for event in client.execute("print('now')\nimport time; time.sleep(1)", group):
@@ -251,10 +252,21 @@ def test_variables(client, group):
     assert rows["s"]["type"] == "str"
 
 
+def in_time(ask, code, group):
+    """Asked again while a loaded machine has no answer within 0.4 s."""
+    end = time.monotonic() + 30
+    while True:
+        try:
+            return ask(code, group=group)
+        except ddip.DdipError as error:
+            if error.status != 504 or time.monotonic() > end:
+                raise
+
+
 def test_complete_and_inspect(client, group):
     run(client, "someword = 1\ndef helper(x):\n    'says so'", group)
-    assert "someword" in client.complete("somew", group=group)["matches"]
-    found = client.inspect("helper", group=group)
+    assert "someword" in in_time(client.complete, "somew", group)["matches"]
+    found = in_time(client.inspect, "helper", group)
     assert found["found"] and "says so" in found["data"]["text/plain"]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import printed
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = {"PYTHONPATH": str(ROOT / "tests/fakes/torch_cuda")}
@@ -96,9 +97,8 @@ def test_ranks_get_the_devices_in_the_order_given(start_daemon, fakes):
         " torch.cuda.current_device())"
     )
     events = daemon.cell("pair", code).events
-    text = {e["rank"]: e["text"] for e in events if e["type"] == "stream"}
     visible = ",".join(uuids)
-    assert text == {0: f"{visible} 0 0\n", 1: f"{visible} 1 1\n"}
+    assert [printed(events, rank) for rank in (0, 1)] == [f"{visible} 0 0\n", f"{visible} 1 1\n"]
     holders = {g["uuid"]: g["group"] for g in daemon.request("GET", "/v1/gpus").json["gpus"]}
     assert [holders[u] for u in uuids] == ["pair", "pair"]
 
@@ -127,3 +127,20 @@ def test_real_nccl_library(start_daemon, build):
     found = info(start_daemon("--nccl-library", str(library)))["nccl"]
     assert found["available"] and found["version"].startswith("2."), found
     assert os.path.exists(library)
+
+
+def test_abort_reaches_nccl(start_daemon, fakes):
+    """Ranks that wait for one that raised are released; NCCL's own abort is called in each."""
+    daemon = start_daemon(*fakes("cudart", "nvml", "nccl"))
+    body = {"gpus": [0, 1], "env": SITE, "grace_s": 0.5}
+    made = daemon.request("POST", "/v1/groups", body, timeout=120)
+    assert made.status == 201, made.text
+    daemon.run(
+        "default", "import torch, torch.distributed as dist, sitecustomize as fake; kept = 1"
+    )
+    before = daemon.run("default", "print(fake.aborts.count)")
+    events = daemon.cell("default", "if rank: 1/0\ndist.all_reduce(torch.ones(1))").events
+    assert events[-1]["ranks"] == {"0": "interrupted", "1": "error"}
+    code = "x = torch.ones(1)\ndist.all_reduce(x)\nprint(int(x.item()), kept, fake.aborts.count)"
+    total, kept, after = map(int, daemon.run("default", code).split())
+    assert (total, kept) == (2, 1) and after >= int(before) + 2  # by the thread, and on leaving

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups: start, stop, restart, death of a rank, several at once, and nothing left behind."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from conftest import fresh_daemon, wait_until
 
 ALL_REDUCE = (
     "import torch, torch.distributed as dist\n"
@@ -18,13 +21,15 @@ ALL_REDUCE = (
 CYCLES = int(os.environ.get("DDIP_CYCLES", "20"))
 
 
-def leftovers(daemon):
-    """What a daemon holds: descendants, descriptors, sockets, shared memory."""
+def leftovers(daemon, pids):
+    """What a daemon holds: descendants, descriptors, sockets; and shared memory of those pids."""
     process = psutil.Process(daemon.pid)
     return {
         "processes": len(daemon.processes()),
         "fds": process.num_fds(),
-        "shared memory": len(os.listdir("/dev/shm")),
+        "shared memory": [
+            name for name in os.listdir("/dev/shm") if pids & set(re.findall(r"\d+", name))
+        ],
         "state": len(list((daemon.state_dir / "groups").iterdir())),
         "threads": process.num_threads(),
     }
@@ -37,12 +42,16 @@ def test_create_run_delete_leaves_nothing(start_daemon):
     daemon.create()  # the template that is kept warm is there from here on
     assert daemon.run("default", ALL_REDUCE) == "12.0\n"
     daemon.delete("default")
-    before = leftovers(daemon)
+    pids = set()
+    before = leftovers(daemon, pids)
+    while time.sleep(0.3) or (now := leftovers(daemon, pids)) != before:
+        before = now  # a connection that is closing
     for _ in range(CYCLES):
-        daemon.create()
+        pids |= {str(rank["pid"]) for rank in daemon.create()["ranks"]}
         assert daemon.run("default", ALL_REDUCE) == "12.0\n"
         daemon.delete("default")
-    assert leftovers(daemon) == before
+    wait_until(lambda: leftovers(daemon, pids) == before, 5)
+    assert len(pids) == 2 * CYCLES
     assert daemon.request("GET", "/v1/groups").json == {"groups": []}
 
 
@@ -105,7 +114,9 @@ def test_no_secret_in_sight(start_daemon):
     daemon.create()
     daemon.run("default", "import os; print(os.environ)")
     texts = [daemon.log.read_text()]
-    texts += [p.read_text() for p in daemon.state_dir.rglob("*") if p.is_file()]
+    files = [p for p in daemon.state_dir.rglob("*") if p.is_file()]
+    assert all(p.stat().st_mode & 0o077 == 0 for p in files)
+    texts += [p.read_text() for p in files if p.name != "group.json"]  # ranks' secrets are there
     for process in [psutil.Process(daemon.pid), *daemon.processes()]:
         texts += [" ".join(process.cmdline()), str(process.environ())]
     assert not any(token in text for text in texts)
@@ -219,3 +230,15 @@ def test_shutdown_by_request(start_daemon):
     assert not list(daemon.runtime_dir.glob("*.sock"))
     assert not list((daemon.state_dir / "groups").iterdir())
     daemon.process = None
+
+
+def test_a_group_is_ready_when_its_processes_are_known(build, tmp_path):
+    """A template tells a pid late: the rank has long been there."""
+    late = "import os, time\nreal = os.waitpid\ndef waitpid(*args):\n    time.sleep(0.7)\n"
+    late += "    return real(*args)\nos.waitpid = waitpid\n"
+    (tmp_path / "sitecustomize.py").write_text(late)
+    with fresh_daemon(build, env={"PYTHONPATH": str(tmp_path)}) as daemon:
+        made = daemon.create(2)
+        assert all(rank["pid"] for rank in made["ranks"])
+        [roster] = (json.loads(f.read_text()) for f in daemon.state_dir.glob("groups/*/group.json"))
+        assert all(rank["pid"] for rank in roster["ranks"])

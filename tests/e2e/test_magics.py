@@ -11,24 +11,12 @@ import time
 from pathlib import Path
 
 import ddip
+import kernels
 import nbclient.exceptions
 import pytest
-from jupyter_client.manager import start_new_kernel
+from conftest import text
 
 RANK = "import os, torch.distributed as dist\nrank = dist.get_rank()"
-
-
-def text(cell, name=None):
-    """What a cell shows as plain text, without colours; of one stream if named."""
-    parts = []
-    for output in cell.outputs:
-        if output.output_type == "stream" and name in (None, output.name):
-            parts.append(output.text)
-        elif output.output_type == "error" and name is None:
-            parts.append("\n".join(output.traceback))
-        elif name is None and "data" in output:
-            parts.append(output.data.get("text/plain", "") + "\n")
-    return re.sub(r"\x1b\[[0-9;]*m", "", "".join(parts))
 
 
 @pytest.fixture
@@ -45,7 +33,7 @@ def made(daemon):
 def kernel(daemon):
     """(client, manager) of a kernel with the magics loaded, for what must be watched live."""
     env = {**os.environ, "DDIP_RUNTIME_DIR": str(daemon.runtime_dir)}
-    manager, client = start_new_kernel(kernel_name="python3", env=env)
+    manager, client = kernels.start(env)
     client.execute_interactive("%load_ext Ddip", timeout=30)
     yield client, manager
     client.stop_channels()
@@ -229,6 +217,70 @@ def test_rich_output(notebook, group):
     assert data[2]["text/plain"] == "42" and len(data) == 3
 
 
+AS_HERE = """
+from tqdm import tqdm
+for _ in tqdm(range(5), bar_format="{l_bar}{bar}{n}", mininterval=0): pass
+---
+import pandas
+pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+---
+print("\\x1b[31mred\\x1b[0m plain"); print("over\\rwritten")
+---
+from IPython.display import clear_output
+for i in range(9):
+    clear_output(wait=True)
+    print("pass", i)
+---
+from IPython.display import display, update_display
+display("one", display_id="it"); print("between"); update_display("two", display_id="it")
+---
+%matplotlib inline
+import matplotlib.pyplot as plt
+plt.figure(figsize=(1, 1)).gca().plot([3, 1])
+---
+import sys
+print("out"); print("err", file=sys.stderr); print("out again")
+---
+from IPython.display import HTML, Markdown
+display(HTML("<b>b</b>"), Markdown("*m*"))
+""".strip().split("\n---\n")
+
+
+def test_output_of_a_rank_looks_like_the_notebook_s_own(notebook, group):
+    both = [cell for code in AS_HERE for cell in (code, f"%%dip --name {group}\n{code}")]
+    cells = notebook(["%load_ext Ddip", *both]).cells[1:]
+    for here, there in zip(cells[::2], cells[1::2], strict=True):
+        assert seen_of(there) == seen_of(here) != []
+
+
+def seen_of(cell):
+    """What is seen of a cell, whatever pieces a stream came in; of a figure that there is one."""
+    seen = []
+    for output in cell.outputs:
+        if output.output_type != "stream":
+            figure = {"image/png": "a figure"} if "image/png" in output.data else {}
+            words = {k: re.sub("0x[0-9a-f]+", "0x", v) for k, v in output.data.items()}
+            seen.append(figure or words)
+        elif seen and output.name in seen[-1]:
+            seen[-1] = output.name, seen[-1][1] + output.text
+        else:
+            seen.append((output.name, output.text))
+    return seen
+
+
+def test_long_output_is_bounded_and_nothing_lost(notebook, group):
+    """The magic that the notice names shows what was left out."""
+    lines = "".join(f"line {i:05}\n" for i in range(2000))
+    loop = "for i in range(2000):\n    print(f'line {i:05}')"
+    env = {"DDIP_OUTPUT_LIMIT": "5000"}
+    done = notebook(["%load_ext Ddip", f"%%dip --name {group}\n{loop}"], env=env)
+    shown, told = text(done.cells[1], "stdout"), text(done.cells[1], "stderr")
+    assert len(shown) < 8000 and shown.startswith("line 00000\n") and lines.endswith(shown[-1000:])
+    (way,) = set(re.findall("`(%dipattach .*?)`", told))
+    again = notebook(["%load_ext Ddip", way], env=env)
+    assert text(again.cells[1]) == lines
+
+
 def test_quiet(kernel, group):
     client, _ = kernel
     code = f"%%dip -q --name {group}\nprint('first')\nimport time; time.sleep(1)\nprint('last')"
@@ -306,3 +358,28 @@ def test_no_daemon_and_no_binary(notebook, tmp_path):
         notebook(["%load_ext Ddip", "%makedip -n 2"], env=env)
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="no ddipd is running"):
         notebook(["%load_ext Ddip", "%%dip\n1"], env=env)
+
+
+def test_stacks_in_a_notebook(notebook, group, daemon):
+    """%dipstack of a running cell; a cell that was stopped says by itself where ranks waited."""
+    daemon.run(group, "import time, torch, torch.distributed as dist")
+    wait = "if rank == 1:\n    time.sleep(60)\ndist.all_reduce(torch.ones(2))"
+    done = notebook(
+        [
+            "%load_ext Ddip",
+            f"%%dip --detach --name {group}\n{wait}",
+            f"import time; time.sleep(.5)\n%dipstack --name {group}",
+            f"%dipper c\nc.interrupt({group!r}); c.interrupt({group!r})",
+            f"%%dip --name {group} --timeout 1\n{wait}",
+        ],
+        allow_errors=True,
+    )
+    shown = text(done.cells[2])
+    assert (
+        "rank 0: Cell In[" in shown and "line 3: dist.all_reduce(torch.ones(2))   <- dif" in shown
+    )
+    assert "rank 1: Cell In[" in shown and "line 2: time.sleep(60)   <- differs" in shown
+    (failed,) = [o for o in done.cells[4].outputs if o["output_type"] == "error"]
+    told = "\n".join(failed["traceback"])
+    assert re.search(r"rank 0 was at Cell In\[\d+\], line 3: dist.all_reduce\(torch.ones", told)
+    assert re.search(r"rank 1 was at Cell In\[\d+\], line 2: time.sleep\(60\)", told)

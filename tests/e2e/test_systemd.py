@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from conftest import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPOSURE = 45  # `systemd-analyze security`, times ten; 0 is best
@@ -147,13 +148,6 @@ def test_sockets_passed_to_another_process_are_not_taken(build, tmp_path):
         wait_until((tmp_path / "run/ddipd.sock").exists)
         ours = ["--unix-socket", tmp_path / "run/ddipd.sock"]
         assert curl("http://localhost/healthz", *ours).strip() == "ok"
-
-
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 def refused(port):
