@@ -61,6 +61,17 @@ static void start_env_gpus(struct start_env *e, const struct group *g)
     buf_deinit(&list);
 }
 
+/* Its reports go where the daemon's go. Python's own allocations look like leaks, and a fault of
+ * the user's code is to end the rank by its signal, as it does without a sanitizer. */
+static void start_env_sanitizer(struct start_env *e)
+{
+    const char *said = getenv("ASAN_OPTIONS");
+    struct buf options = BUF_INIT;
+    buf_addf(&options, "%s:detect_leaks=0:handle_segv=0", said ? said : "");
+    start_env_add(e, "ASAN_OPTIONS", buf_cstr(&options));
+    buf_deinit(&options);
+}
+
 static void start_environment(struct start_env *e, const struct group *g)
 {
     start_env_add(e, KIN_VARIABLE, KIN_BLANK);
@@ -74,7 +85,7 @@ static void start_environment(struct start_env *e, const struct group *g)
     const char *preload = getenv("DDIP_WORKER_PRELOAD");
     if (preload && *preload) {
         start_env_add(e, "LD_PRELOAD", preload);
-        start_env_add(e, "ASAN_OPTIONS", "detect_leaks=0");
+        start_env_sanitizer(e);
     }
     if (g->spec.gpus && !start_env_said(g, "TORCH_NCCL_ASYNC_ERROR_HANDLING"))
         start_env_add(e, "TORCH_NCCL_ASYNC_ERROR_HANDLING",
