@@ -13,12 +13,30 @@ from IPython import get_ipython
 from IPython.display import publish_display_data
 
 
-class Lanes:
+class LastLine:
+    """That of a terminal, which all lanes of a cell share."""
+
     def __init__(self):
+        self._drawn = False  # the cursor stands behind it
+
+    def draw(self, rows):
+        width = shutil.get_terminal_size().columns - 1
+        sys.stdout.write("\r" + "  ".join(rows)[:width].ljust(width))
+        sys.stdout.flush()
+        self._drawn = True
+
+    def leave(self):
+        if self._drawn:
+            sys.stdout.write("\n")
+            self._drawn = False
+
+
+class Lanes:
+    def __init__(self, last_line):
         self._rows = {}  # (rank, stream) -> text
         self._left = set()  # ranks that have shown something below
         self._display = uuid.uuid4().hex
-        self._on_line = False  # a terminal's cursor stands behind the lanes
+        self._last_line = last_line
 
     def has_room(self, rank, stream):
         """False if a new bar of that rank belongs further down."""
@@ -29,10 +47,7 @@ class Lanes:
         self._rows[rank, stream] = f"[{rank}] {text}"
         rows = [self._rows[key] for key in sorted(self._rows)]
         if _in_terminal():
-            width = shutil.get_terminal_size().columns - 1
-            sys.stdout.write("\r" + "  ".join(rows)[:width].ljust(width))
-            sys.stdout.flush()
-            self._on_line = True
+            self._last_line.draw(rows)
         else:
             data = {"text/plain": "\n".join(rows)}
             publish_display_data(data, transient={"display_id": self._display}, update=known)
@@ -40,9 +55,7 @@ class Lanes:
     def passed(self, rank):
         """That rank shows something else now; None: nobody's, or everybody's."""
         self._left.add(rank)
-        if self._on_line:
-            sys.stdout.write("\n")
-            self._on_line = False
+        self._last_line.leave()
 
 
 def _in_terminal():

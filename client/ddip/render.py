@@ -40,7 +40,8 @@ class Renderer:
         self._held = [] if quiet else None
         self._lines = {}  # (rank, stream) -> the text of its unfinished line
         self._bars = {}  # (rank, stream) -> the Lanes that the bar on that line stands in
-        self._lanes = lanes.Lanes()  # the newest
+        self._last_line = lanes.LastLine()
+        self._lanes = lanes.Lanes(self._last_line)  # the newest
         self._dirty = False
         self.way, self._limit = way, None if full else _limit()
         self._shown = _Extent()
@@ -182,7 +183,7 @@ class Renderer:
         if (rank, name) not in self._bars:
             if not self._lanes.has_room(rank, name):
                 self._lanes.passed(None)
-                self._lanes = lanes.Lanes()
+                self._lanes = lanes.Lanes(self._last_line)
             self._bars[rank, name] = self._lanes
         self._bars[rank, name].show(rank, name, text.rstrip("\r"))
 

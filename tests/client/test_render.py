@@ -124,6 +124,15 @@ def test_bars_in_a_terminal_share_its_last_line(capsys, monkeypatch):
     assert last.split("\n") == ["[0] 95%  [1] 90%".ljust(23), "[0] end", ""]
 
 
+def test_text_never_follows_a_bar_on_the_line_of_a_terminal(capsys, monkeypatch):
+    """Also when the bar that was drawn last belongs to an older block of lanes."""
+    monkeypatch.setattr(lanes, "_in_terminal", lambda: True)
+    events = [stream("\ra", 1), stream("\rb\n"), stream("\rc"), stream("one\n", 2)]
+    run(*events, stream("\rA", 1), stream("two\n", 2), done(), see=None)
+    lines = [line.rpartition("\r")[2].rstrip() for line in capsys.readouterr().out.split("\n")]
+    assert lines == ["[0] b  [1] a", "[0] c", "[2] one", "[0] b  [1] A", "[2] two", ""]
+
+
 def test_line_without_end_is_bounded(capsys):
     run(*[stream("x" * 10_000)] * 20, done(), see=None)
     lines = capsys.readouterr().out.splitlines()
